@@ -1,0 +1,1 @@
+"""Kernel templates (data): Jinja sources of the kernel families."""
