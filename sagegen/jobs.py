@@ -1,0 +1,137 @@
+"""What a measuring worker can be asked, and what it answers: the messages between tuner and worker.
+
+One JSON object per line in each direction. A job's `job` member names its type; unknown members are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Union
+
+import msgspec
+
+from sagegen.problem import Shape
+
+#: How an attempt ended, as far as a worker can tell; a subset of the journal's outcomes.
+WorkerOutcome = Literal["ok", "launch", "crash", "accuracy", "timeout"]
+
+
+class Candidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kernel to run: path of its cubin, names of its problem and its config."""
+
+    cubin: str
+    problem: str
+    config: str
+
+    @property
+    def name(self) -> str:
+        """Name of the rendered source, which its kernels carry."""
+        return f"{self.problem}_{self.config}"
+
+
+class Ping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="ping"):
+    """Starts CUDA. Answers `{product, compute_capability, sms, torch}`."""
+
+
+class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="gate"):
+    """The accuracy gate of one candidate.
+
+    Answers `{figures: {kind: {cosine, relative_l1, relative_l2, max_error, scale_ratio}}, seconds}`; outcome `accuracy`
+    with a reason when a floor is missed.
+
+    Attributes:
+        kinds: names of input kinds; empty means all.
+        captured: path of a safetensors file with a model's own q, k and v, run as further kinds.
+    """
+
+    candidate: Candidate
+    kinds: tuple[str, ...] = ()
+    captured: str = ""
+
+
+class Screen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="screen"):
+    """Times one candidate at one shape, L2 flushed before each launch.
+
+    Answers `{kernel_us: [...], call_us: [...], sustained_us: float | null}`: the attention kernel alone, all kernels of
+    the call, and the mean of back-to-back calls of the attention kernel.
+
+    Attributes:
+        launches: timed launches of each, after warm-up.
+        sustained_s: seconds of the back-to-back run; 0 leaves it out.
+    """
+
+    candidate: Candidate
+    shape: Shape
+    launches: int = 30
+    sustained_s: float = 0.0
+
+
+class Finals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="finals"):
+    """Times candidates against each other at one shape, interleaved in random order.
+
+    Answers `{kernel_us: [[per round] per candidate], call_us: likewise, peers: {name: [per round]},
+    absent: {peer: reason}}`, candidates in the order given. When it fails, `{running}` names the candidate at fault.
+
+    Attributes:
+        rounds: each round times every candidate once, in an order of its own.
+        seed: of the orders.
+        sustained_s: a sample is the mean of back-to-back launches for that long instead of one launch with cold L2;
+            all kernels of the call are not timed then and `call_us` is empty.
+        peers: whether torch SDPA's flash and cuDNN backends run in the same rounds.
+    """
+
+    candidates: tuple[Candidate, ...]
+    shape: Shape
+    rounds: int = 60
+    seed: int = 0
+    sustained_s: float = 0.0
+    peers: bool = False
+
+
+Job = Union[Ping, Gate, Screen, Finals]  # noqa: UP007 - msgspec resolves it at run time on 3.10
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a job.
+
+    Attributes:
+        outcome: `ok`, or how it failed.
+        reason: one line that explains an outcome other than `ok`.
+        data: as the job's type documents; after a failure at least `{running}`, the candidate's source name, if known.
+    """
+
+    outcome: WorkerOutcome
+    reason: str = ""
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag="running"):
+    """Sent before a candidate's first launch, so that the parent knows whom a hang or a death belongs to."""
+
+    name: str
+
+
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag="ready"):
+    """Sent once, when the worker can take jobs."""
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag="done"):
+    """The end of a job."""
+
+    reply: Reply
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="message", tag="fault"):
+    """The worker's own code failed, not the candidate: `trace` is the traceback."""
+
+    trace: str
+
+
+Message = Union[Ready, Progress, Done, Fault]  # noqa: UP007 - as above
+
+
+def read_job(job: Job | Mapping[str, Any]) -> Job:
+    """A job from itself or from its JSON form; raises msgspec.ValidationError, which names the wrong member."""
+    if isinstance(job, Mapping):
+        return msgspec.convert(dict(job), Job)  # type: ignore[no-any-return, call-overload]
+    return job
