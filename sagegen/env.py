@@ -1,0 +1,135 @@
+"""Environment variables: the one place that reads them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from sagegen.errors import ArgumentError
+
+_LOGGER = logging.getLogger(__name__)
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable: what it is for and what holds without it."""
+
+    name: str
+    meaning: str
+    default: str
+
+
+VARIABLES = (
+    Variable("SAGEGEN_CACHE_DIR", "folder of compiled kernels and tuning journals", "the user's cache folder"),
+    Variable("SAGEGEN_TUNED_DIR", "folder of your own registries; they win over shipped ones", "the user's data folder"),
+    Variable("SAGEGEN_STRICT", "1: raise where a call would fall back to torch SDPA", "0"),
+    Variable("SAGEGEN_LOG", f"how much is logged: {', '.join(LOG_LEVELS)}", "warning"),
+    Variable("SAGEGEN_NVCC", "the nvcc to compile with", "searched: pip wheel, CUDA_HOME, PATH"),
+    Variable("SAGEGEN_BACKEND", "answer every call with this backend, as `backend=` does", "chosen per call"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """What the environment variables say.
+
+    Attributes:
+        cache_dir: writable folder of compiled kernels and journals; may not exist yet.
+        tuned_dir: folder of the user's own registries; may not exist.
+        strict: raise instead of falling back to torch SDPA.
+        log: one of LOG_LEVELS.
+        nvcc: the nvcc that was asked for, as it was written; None when none was.
+        backend: the backend that was asked for, as it was written; None when none was.
+    """
+
+    cache_dir: Path
+    tuned_dir: Path
+    strict: bool
+    log: str
+    nvcc: str | None
+    backend: str | None = None
+
+
+def read_env(environ: Mapping[str, str] = os.environ) -> Env:
+    """The settings in `environ`; an empty variable counts as unset.
+
+    When neither SAGEGEN_CACHE_DIR nor the user's cache folder can be written, a folder below the system's temporary
+    folder stands in, and one warning says so.
+
+    Raises:
+        ArgumentError: a variable has a value outside its list.
+    """
+    log = environ.get("SAGEGEN_LOG", "").lower() or "warning"
+    if log not in LOG_LEVELS:
+        raise ArgumentError(f"SAGEGEN_LOG={log!r} is no log level", f"set it to one of {', '.join(LOG_LEVELS)}")
+    return Env(
+        cache_dir=_cache_dir(environ.get("SAGEGEN_CACHE_DIR", "")),
+        tuned_dir=_tuned_dir(environ.get("SAGEGEN_TUNED_DIR", "")),
+        strict=_read_flag("SAGEGEN_STRICT", environ.get("SAGEGEN_STRICT", "")),
+        log=log,
+        nvcc=environ.get("SAGEGEN_NVCC") or None,
+        backend=environ.get("SAGEGEN_BACKEND") or None,
+    )
+
+
+def is_writable(path: Path) -> bool:
+    """Whether files can be made in `path`, or in the folders that would have to be made for it. Touches nothing."""
+    path = path.absolute()
+    nearest = next((p for p in (path, *path.parents) if os.path.lexists(p)), path)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _read_flag(name: str, text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in _TRUE + _FALSE:
+        raise ArgumentError(f"{name}={text!r} is neither on nor off", "set it to 1 or 0")
+    return lowered in _TRUE
+
+
+def _tuned_dir(asked: str) -> Path:
+    return Path(asked).expanduser() if asked else platformdirs.user_data_path("sagegen") / "tuned"
+
+
+def _cache_dir(asked: str) -> Path:
+    wanted = [platformdirs.user_cache_path("sagegen")]
+    if asked:
+        wanted.insert(0, Path(asked).expanduser())
+    writable = next((path for path in wanted if is_writable(path)), None)
+    if writable == wanted[0]:
+        return writable
+    return _stand_in_dir(wanted[0], writable)
+
+
+@functools.cache
+def _stand_in_dir(unwritable: Path, other: Path | None) -> Path:
+    """The cache folder to use instead of `unwritable`: `other`, else a temporary one. Cached, so it warns once."""
+    stand_in = other or _temporary_dir()
+    _LOGGER.warning(
+        "cache folder %s cannot be written; using %s; set SAGEGEN_CACHE_DIR to a writable folder", unwritable, stand_in
+    )
+    return stand_in
+
+
+def _temporary_dir() -> Path:
+    """A private folder below the system's temporary one, the same in every process of this user where that is safe."""
+    shared = Path(tempfile.gettempdir()) / f"sagegen-{os.getuid()}"
+    try:
+        shared.mkdir(mode=0o700, exist_ok=True)
+        status = shared.lstat()
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="sagegen-"))
+    # cubins are loaded from here: a folder that someone else made or can write must not be trusted
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return shared if private else Path(tempfile.mkdtemp(prefix="sagegen-"))
