@@ -1,0 +1,64 @@
+"""Every exception that sagegen raises on purpose.
+
+A message names the thing that is wrong; `remedy` is the command or change that mends it and always comes last.
+"""
+
+from __future__ import annotations
+
+
+class SagegenError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        message: what is wrong, naming the argument, file or GPU.
+        remedy: the command or change that fixes it; printed after the message.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}; {remedy}" if remedy else message)
+        self.message = message
+        self.remedy = remedy
+
+
+class ArgumentError(SagegenError, ValueError):
+    """A caller's argument has a wrong value, shape, dtype or device."""
+
+
+class UnknownNameError(SagegenError, ValueError):
+    """A GPU, parameter, config or problem of that name does not exist."""
+
+
+class ConfigError(SagegenError, ValueError):
+    """A config breaks a rule for the GPU and problem at hand."""
+
+
+class GpuMismatchError(SagegenError, RuntimeError):
+    """The GPU that was named is not the GPU that is present."""
+
+
+class ToolchainError(SagegenError, RuntimeError):
+    """nvcc, its host compiler or ninja is missing or too old."""
+
+
+class BuildError(SagegenError, RuntimeError):
+    """A kernel did not compile; the message carries the compiler's first error."""
+
+
+class DriverError(SagegenError, RuntimeError):
+    """The CUDA driver is missing or refused a call."""
+
+
+class RegistryError(SagegenError, ValueError):
+    """A tuned registry file is malformed, of another schema version, or disagrees with its cubin."""
+
+
+class StoreError(SagegenError, RuntimeError):
+    """The kernel store cannot be written, or what it holds does not match its digest."""
+
+
+class WorkerError(SagegenError, RuntimeError):
+    """The measuring worker could not be started or spoke out of turn."""
+
+
+class UnsupportedError(SagegenError, NotImplementedError):
+    """No kernel can answer the call and SAGEGEN_STRICT=1 forbids the torch SDPA fallback."""

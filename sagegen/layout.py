@@ -1,0 +1,78 @@
+"""Sizes that follow from a config and a head dim: tile records, shared memory, spans.
+
+The quantizer writes these layouts and the attention kernel reads them. Rules, templates and launch plans all take
+their numbers from here, so no constant is written twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sagegen.problem import Problem
+from sagegen.space import Config
+
+#: Column groups of one K span: thread t of a quad owns keys {8k + 2t, 8k + 2t + 1} (SageAttention2, per-thread scales).
+K_GROUPS = 4
+#: Token ranges that the statistics of K and V are reduced over before the quantizer combines them.
+MAX_SPLITS = 16
+#: Threads of the statistics and quantizing kernels: one warp per 16 rows of the largest query tile.
+QUANTIZE_THREADS = 256
+#: Alignment of every region of the workspace and of every tile in shared memory, in bytes.
+REGION_ALIGN = 128
+
+_IO_BYTES = 2  # fp16 and bf16
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    return -(-value // divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Byte sizes of one config's tiles.
+
+    Attributes:
+        q_tile_bytes: INT8 query tile in MMA fragment order.
+        k_spans: sets of K_GROUPS scales that a K tile carries.
+        k_tile_bytes: INT8 K tile, swizzled, without its trailer.
+        k_record_bytes: K tile, its scales, then one bit per key that holds a NaN or Inf; what one bulk copy brings.
+        v_tile_bytes: V tile in shared memory: e4m3 transposed, or the caller's 16-bit rows.
+        v_record_bytes: quantized V tile and its bits of non-finite keys; 0 when V is not quantized.
+        stage_bytes: shared memory of one K and one V tile.
+        smem_bytes: dynamic shared memory of the attention kernel.
+    """
+
+    q_tile_bytes: int
+    k_spans: int
+    k_tile_bytes: int
+    k_record_bytes: int
+    v_tile_bytes: int
+    v_record_bytes: int
+    stage_bytes: int
+    smem_bytes: int
+
+
+def make_layout(config: Config, problem: Problem) -> Layout:
+    """The layout of `config` for `problem`'s head dim."""
+    k_spans = 1 if config.granularity == "block" else max(1, config.block_k // config.k_span)
+    key_bits = config.block_k // 8
+    k_tile = config.block_k * problem.head_dim
+    k_record = round_up(k_tile + k_spans * K_GROUPS * 4 + key_bits, 16)
+    v_tile = config.block_k * problem.head_dim * (1 if config.quantizes_v else _IO_BYTES)
+    v_record = round_up(v_tile + key_bits, 16) if config.quantizes_v else 0
+    stage = round_up(k_record, REGION_ALIGN) + round_up(max(v_tile, v_record), REGION_ALIGN)
+    q_tile = config.block_q * problem.head_dim
+    return Layout(
+        q_tile_bytes=q_tile,
+        k_spans=k_spans,
+        k_tile_bytes=k_tile,
+        k_record_bytes=k_record,
+        v_tile_bytes=v_tile,
+        v_record_bytes=v_record,
+        stage_bytes=stage,
+        smem_bytes=config.stages * stage + (q_tile if config.q_operand == "smem" else 0),
+    )

@@ -1,0 +1,157 @@
+"""From a shape to launches: grids, workspace and the packed parameters of one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sagegen.abi import pack_constants
+from sagegen.errors import ArgumentError
+from sagegen.layout import MAX_SPLITS, QUANTIZE_THREADS, REGION_ALIGN, Layout, ceil_div, make_layout, round_up
+from sagegen.problem import Problem, Shape
+from sagegen.space import Config
+
+Role = Literal["stats", "quantize", "attention"]
+#: Kernels of one source in launch order: statistics of K and V, quantizers, attention.
+ROLES: tuple[Role, ...] = ("stats", "quantize", "attention")
+
+_MAX_GRID = 2**31 - 1
+_MIN_SPLIT_TOKENS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Strides:
+    """Strides of one tensor in elements; the channel stride is 1."""
+
+    batch: int
+    head: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStrides:
+    """Strides of the four tensors of a call."""
+
+    q: Strides
+    k: Strides
+    v: Strides
+    out: Strides
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch: a 1-D grid, threads per block, dynamic shared memory in bytes."""
+
+    role: Role
+    grid: int
+    threads: int
+    smem_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything of a call that its pointers do not change.
+
+    Attributes:
+        launches: in order.
+        workspace_bytes: scratch that the call needs, alive until its last launch has run.
+        constants: the launch ABI's struct after its pointers.
+    """
+
+    launches: tuple[Launch, ...]
+    workspace_bytes: int
+    constants: bytes
+
+
+def make_plan(
+    problem: Problem, config: Config, shape: Shape, strides: TensorStrides, softmax_scale: float, want_lse: bool
+) -> Plan:
+    """The plan of one call.
+
+    Args:
+        shape: all counts >= 1.
+        strides: of q, k, v and out, in elements.
+        softmax_scale: multiplies q . k.
+        want_lse: whether the log-sum-exp is written.
+
+    Raises:
+        ArgumentError: the call needs more thread blocks than a grid can have.
+    """
+    layout = make_layout(config, problem)
+    kv_heads = shape.batch * shape.heads_kv
+    q_heads = shape.batch * shape.heads_q
+    q_tiles = ceil_div(shape.q_len, config.block_q)
+    k_tiles = ceil_div(shape.kv_len, config.block_k)
+    split_tokens = round_up(ceil_div(shape.kv_len, MAX_SPLITS), _MIN_SPLIT_TOKENS)
+    splits = ceil_div(shape.kv_len, split_tokens)
+    offsets, workspace = _place_regions(problem, config, layout, q_heads, kv_heads, q_tiles, k_tiles, splits, want_lse)
+
+    quantize_blocks = q_heads * q_tiles + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
+    launches = (
+        Launch("stats", kv_heads * splits, QUANTIZE_THREADS, 0),
+        Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0),
+        Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes),
+    )
+    for launch in launches:
+        if launch.grid > _MAX_GRID:
+            raise ArgumentError(
+                f"q, k: the call needs {launch.grid} thread blocks, more than a grid holds", "split it along the batch"
+            )
+    constants = pack_constants(
+        {
+            **offsets,
+            **_stride_values(strides),
+            "heads_q": shape.heads_q,
+            "heads_kv": shape.heads_kv,
+            "q_len": shape.q_len,
+            "kv_len": shape.kv_len,
+            "q_tiles": q_tiles,
+            "k_tiles": k_tiles,
+            "kv_heads_total": kv_heads,
+            "q_heads_total": q_heads,
+            "splits": splits,
+            "split_tokens": split_tokens,
+            "softmax_scale": softmax_scale,
+        }
+    )
+    return Plan(launches, workspace, constants)
+
+
+def _place_regions(
+    problem: Problem,
+    config: Config,
+    layout: Layout,
+    q_heads: int,
+    kv_heads: int,
+    q_tiles: int,
+    k_tiles: int,
+    splits: int,
+    want_lse: bool,
+) -> tuple[dict[str, int], int]:
+    """Offset of every workspace region, and the workspace's size."""
+    rows = q_heads * q_tiles * config.block_q
+    channels = kv_heads * problem.head_dim
+    sizes = {
+        "q_tiles_offset": q_heads * q_tiles * layout.q_tile_bytes,
+        "q_scales_offset": rows * 4,
+        "lse_bias_offset": rows * 4 if want_lse else 0,
+        "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,
+        "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
+        "k_sums_offset": channels * splits * 4,
+        "v_peaks_offset": channels * splits * 4 if config.quantizes_v else 0,
+        "v_scales_offset": channels * 4 if config.quantizes_v else 0,
+    }
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += round_up(size, REGION_ALIGN)
+    return offsets, end
+
+
+def _stride_values(strides: TensorStrides) -> dict[str, int | float]:
+    values: dict[str, int | float] = {}
+    for tensor in ("q", "k", "v", "out"):
+        own: Strides = getattr(strides, tensor)
+        for axis in ("batch", "head", "token"):
+            values[f"{tensor}_{axis}_stride"] = getattr(own, axis)
+    return values

@@ -1,0 +1,107 @@
+"""What the caller asks: the problem a kernel is rendered for, the shape it runs on, the bucket an entry answers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sagegen.errors import UnknownNameError
+
+Dtype = Literal["fp16", "bf16"]
+Precision = Literal["int8"]
+
+HEAD_DIMS = (64, 128)
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+_NAME = re.compile(r"d(\d+)_(fp16|bf16)_(causal|full)_(int8)")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What a kernel is rendered for: everything of a call but its lengths and strides.
+
+    Attributes:
+        head_dim: channels per head, one of HEAD_DIMS.
+        dtype: type of q, k, v and the output.
+        is_causal: query i sees key j when j <= i + kv_len - q_len (bottom-right alignment).
+        precision: `int8` is SageAttention2-8b.
+    """
+
+    head_dim: int
+    dtype: Dtype
+    is_causal: bool
+    precision: Precision = "int8"
+
+    def __post_init__(self) -> None:
+        for field, value, allowed in (
+            ("head_dim", self.head_dim, HEAD_DIMS),
+            ("dtype", self.dtype, DTYPES),
+            ("precision", self.precision, PRECISIONS),
+        ):
+            if value not in allowed:
+                raise UnknownNameError(
+                    f"problem {field}={value!r} has no kernel", f"use one of {', '.join(map(str, allowed))}"
+                )
+
+    @property
+    def name(self) -> str:
+        """Identity in file names and kernel names, e.g. `d128_bf16_causal_int8`."""
+        return f"d{self.head_dim}_{self.dtype}_{'causal' if self.is_causal else 'full'}_{self.precision}"
+
+
+def parse_problem(name: str) -> Problem:
+    """The problem that `name` spells; raises UnknownNameError."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise UnknownNameError(f"problem {name!r} does not exist", "write it like d128_bf16_causal_int8")
+    head_dim, dtype, mask, precision = match.groups()
+    return Problem(int(head_dim), dtype, mask == "causal", precision)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Lengths and counts of one call. `heads_q` is a multiple of `heads_kv` (GQA)."""
+
+    batch: int
+    heads_q: int
+    heads_kv: int
+    q_len: int
+    kv_len: int
+
+    def flops(self, problem: Problem) -> float:
+        """Operations of both matrix products: 4 B H Lq Lk d, half of it for causal (the papers' convention)."""
+        full = 4.0 * self.batch * self.heads_q * self.q_len * self.kv_len * problem.head_dim
+        return full / 2 if problem.is_causal else full
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The range of key lengths that one registry entry answers, both ends included; `kv_max` None is open."""
+
+    kv_min: int
+    kv_max: int | None
+
+    def holds(self, kv_len: int) -> bool:
+        return self.kv_min <= kv_len and (self.kv_max is None or kv_len <= self.kv_max)
+
+    @property
+    def name(self) -> str:
+        return f"kv{self.kv_min}-{'' if self.kv_max is None else self.kv_max}"
+
+
+@dataclass(frozen=True, slots=True)
+class TunedLength:
+    """A bucket and the length it is tuned at."""
+
+    bucket: Bucket
+    tokens: int
+
+
+#: Bucket edges lie at the geometric middle of the tuned lengths, so that an entry answers the lengths nearest to it.
+TUNED_LENGTHS = (
+    TunedLength(Bucket(1, 2047), 1024),
+    TunedLength(Bucket(2048, 8191), 4096),
+    TunedLength(Bucket(8192, None), 16384),
+)

@@ -1,0 +1,113 @@
+"""From a config to the CUDA text that nvcc compiles: one self-contained .cu, the same bytes for the same inputs."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sagegen.abi import FIELDS
+from sagegen.layout import K_GROUPS, QUANTIZE_THREADS, REGION_ALIGN, make_layout, round_up
+from sagegen.plan import Role
+from sagegen.problem import Problem
+from sagegen.space import Config
+
+if TYPE_CHECKING:
+    import jinja2
+
+_PV_DOC = {
+    "e4m3f32": "FP8 (e4m3) with FP32 accumulator, promoted per tile",
+    "f16f32": "FP16 with FP32 accumulator",
+    "bf16f32": "BF16 with FP32 accumulator",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A rendered kernel source.
+
+    Attributes:
+        name: identity of problem and config; part of every kernel's name.
+        text: the whole .cu; needs no header of ours and no torch.
+    """
+
+    name: str
+    problem: Problem
+    config: Config
+    text: str
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def entry(self, role: Role) -> str:
+        """The extern "C" name of one of its kernels."""
+        return entry_name(role, self.name)
+
+
+def source_name(problem: Problem, config: Config) -> str:
+    return f"{problem.name}_{config.name}"
+
+
+def entry_name(role: Role, name: str) -> str:
+    return f"{role}_{name}"
+
+
+def render(problem: Problem, config: Config) -> Source:
+    """Render the quantizers and the attention kernel of `config` for `problem`.
+
+    The text does not depend on the GPU: rules decide which GPUs a config may be built for.
+    """
+    named = Source(source_name(problem, config), problem, config, text="")
+    layout = make_layout(config, problem)
+    text = (
+        _environment()
+        .get_template(f"attention_{config.family}.cu.j2")
+        .render(
+            source=named,
+            problem=problem,
+            config=config,
+            layout=layout,
+            quantizes_v=config.quantizes_v,
+            pv_doc=_PV_DOC[config.pv],
+            device_layer=_device_layer(problem, config),
+            fields=FIELDS,
+            k_groups=K_GROUPS,
+            quantize_threads=QUANTIZE_THREADS,
+            v_stage_offset=round_up(layout.k_record_bytes, REGION_ALIGN),
+        )
+    )
+    return Source(named.name, problem, config, text)
+
+
+def _device_layer(problem: Problem, config: Config) -> list[str]:
+    """The include files that this config uses, and no others: a new feature's file leaves old texts as they were."""
+    names = ["thread", "math", f"convert_{problem.dtype}", "shared_memory", "mma_s8", f"mma_{config.pv.removesuffix('f32')}"]
+    if config.quantizes_v:
+        names.insert(3, "convert_e4m3")
+    return names
+
+
+def _read_template(name: str) -> str:
+    return importlib.resources.files("sagegen.templates").joinpath(name).read_text(encoding="utf-8")
+
+
+def _read_include(name: str) -> str:
+    return _read_template(f"include/{name}.cuh").rstrip()
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read_template),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals["read_include"] = _read_include
+    return environment

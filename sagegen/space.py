@@ -1,0 +1,178 @@
+"""The search space: parameters, and the config that is one point of it.
+
+A config's name spells every parameter, so a kernel's name in a profiler says how it was built.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from sagegen.errors import ConfigError, UnknownNameError
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """One dimension of a space.
+
+    Attributes:
+        name: field name in the config.
+        label: prefix of its value in a config's name.
+        values: what may be tried, in order: neighbours of a value are its neighbours here.
+        doc: what it does, for `sagegen show --space` and the docs.
+    """
+
+    name: str
+    label: str
+    values: tuple[int | str, ...]
+    doc: str
+
+
+MMA_PARAMS = (
+    Param("block_q", "bq", (64, 128), "query rows of a thread block's tile"),
+    Param("block_k", "bk", (64, 128), "keys of a tile"),
+    Param("warps", "w", (2, 4, 8), "warps of a thread block; they split the query rows"),
+    Param("stages", "st", (2, 3, 4), "K/V tiles in flight through shared memory"),
+    Param("pv", "pv", ("e4m3f32", "f16f32", "bf16f32"), "type of P and V, then of the P·V accumulator"),
+    Param("accum_depth", "ad", (0, 32, 64, 128), "keys summed before the FP8 accumulator is promoted to FP32; 0: never"),
+    Param("conversion", "cv", ("i2f", "magic"), "INT32 to FP32 score: conversion instruction, or magic-bias start value"),
+    Param("granularity", "gr", ("thread", "warp", "block"), "rows of Q and K that share a scale"),
+    Param("q_span", "qs", (16, 32), "query rows that a set of thread or warp scales covers"),
+    Param("k_span", "ks", (64, 128), "keys that a set of thread or warp scales covers"),
+    Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
+    Param("q_operand", "qo", ("reg", "smem"), "where the Q operand lives: registers, or reloaded from shared memory"),
+    Param("min_blocks", "mb", (1, 2, 3), "resident blocks per SM that registers are limited for"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MmaConfig:
+    """A point of the `mma` family's space (mma.sync + cp.async, sm_80 and later). Fields are MMA_PARAMS, in order."""
+
+    block_q: int
+    block_k: int
+    warps: int
+    stages: int
+    pv: str
+    accum_depth: int
+    conversion: str
+    granularity: str
+    q_span: int
+    k_span: int
+    rescale: str
+    q_operand: str
+    min_blocks: int
+
+    family: ClassVar[str] = "mma"
+    params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
+
+    @property
+    def name(self) -> str:
+        """`mma_bq128_bk64_...`: letters, digits and underscores only, so it is safe in paths and C++ identifiers."""
+        return "_".join([self.family, *(f"{p.label}{getattr(self, p.name)}" for p in self.params)])
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+    @property
+    def rows_per_warp(self) -> int:
+        return self.block_q // self.warps
+
+    @property
+    def quantizes_v(self) -> bool:
+        """V goes through the quantizer (e4m3); else the attention kernel reads the caller's V."""
+        return self.pv.startswith("e4m3")
+
+
+Config = MmaConfig  # becomes a union when a second family arrives
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """All configs of one family, valid or not; `rules.valid_configs` prunes it."""
+
+    config_type: type[MmaConfig]
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        return self.config_type.params
+
+    def __iter__(self) -> Iterator[Config]:
+        for values in itertools.product(*(p.values for p in self.params)):
+            yield make_config(self.config_type, dict(zip((p.name for p in self.params), values, strict=True)))
+
+    def __len__(self) -> int:
+        size = 1
+        for param in self.params:
+            size *= len(param.values)
+        return size
+
+
+MMA_SPACE = Space(MmaConfig)
+FAMILIES = {"mma": MMA_SPACE}
+
+
+def make_config(config_type: type[MmaConfig], values: dict[str, Any]) -> Config:
+    """A config from a mapping of every parameter to a value of its list.
+
+    Raises:
+        ConfigError: a parameter is missing, unknown, or has a value that is not in its list.
+    """
+    known = {p.name: p for p in config_type.params}
+    if wrong := sorted(set(values) ^ set(known)):
+        raise ConfigError(f"config parameters missing or unknown: {', '.join(wrong)}", f"give {', '.join(known)}")
+    for name, value in values.items():
+        # bool is an int to Python; YAML's `true` must not pass for 1
+        if isinstance(value, bool) or value not in known[name].values:
+            raise ConfigError(
+                f"config parameter {name}={value!r} is not in the space",
+                f"use one of {', '.join(map(str, known[name].values))}",
+            )
+    return config_type(**values)
+
+
+def config_values(config: Config) -> dict[str, int | str]:
+    """The inverse of `make_config`: parameter name to value, in the space's order."""
+    return {f.name: getattr(config, f.name) for f in fields(config)}
+
+
+def parse_config(name: str) -> Config:
+    """The config that `name` spells.
+
+    Raises:
+        UnknownNameError: the family is unknown, or a field is missing, misspelled or has a value outside its list.
+    """
+    family, *parts = name.split("_")
+    if family not in FAMILIES:
+        raise UnknownNameError(
+            f"config {name!r} names no kernel family", f"start it with one of {', '.join(FAMILIES)}, or say `default`"
+        )
+    space = FAMILIES[family]
+    if len(parts) != len(space.params):
+        labels = "_".join([family, *(f"{p.label}?" for p in space.params)])
+        raise UnknownNameError(f"config {name!r} has {len(parts)} fields, not {len(space.params)}", f"write {labels}")
+    values = {}
+    for param, part in zip(space.params, parts, strict=True):
+        by_text = {f"{param.label}{value}": value for value in param.values}
+        if part not in by_text:
+            raise UnknownNameError(
+                f"config field {part!r} does not name a {param.name}", f"use one of {', '.join(by_text)}"
+            )
+        values[param.name] = by_text[part]
+    return make_config(space.config_type, values)
+
+
+def neighbours(config: Config) -> list[Config]:
+    """Configs one step away along one parameter; steps of unordered parameters reach every value."""
+    found = []
+    for param in config.params:
+        index = param.values.index(getattr(config, param.name))
+        if isinstance(param.values[0], int):
+            reach = [i for i in (index - 1, index + 1) if 0 <= i < len(param.values)]
+        else:
+            reach = [i for i in range(len(param.values)) if i != index]
+        found += [replace(config, **{param.name: param.values[i]}) for i in reach]
+    return found
