@@ -102,10 +102,10 @@ def _gpu(
 
 
 _TABLE = (
-    _gpu("a100", "sm_80", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB"),
+    _gpu("a100", "sm_80", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"),
          sms=108, l2_mib=40, bandwidth_gbs=2039, boost_mhz=1410,
          peaks={"s8": 624, "f16f32": 312, "bf16f32": 312},
-         source="NVIDIA A100 data sheet (SXM 80 GB; 40 GB cards have 1555 GB/s)"),
+         source="NVIDIA A100 data sheet (SXM; 80 GB, the 40 GB card has 1555 GB/s)"),
     _gpu("rtx3090", "sm_86", ("NVIDIA GeForce RTX 3090",),
          sms=82, l2_mib=6, bandwidth_gbs=936, boost_mhz=1695,
          peaks={"s8": 284, "f16f32": 71, "bf16f32": 71},

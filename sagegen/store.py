@@ -1,0 +1,193 @@
+"""The kernel store: a content-addressed folder of compiled kernels.
+
+    <root>/<name>.<hash12>/{kernel.cu, kernel.cubin, build.json}
+
+The hash is of everything that decides the binary, so an entry is never out of date and needs no time stamps. Entries
+appear by one rename; readers take no lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from sagegen.env import Env
+from sagegen.errors import StoreError
+
+SOURCE_FILE = "kernel.cu"
+CUBIN_FILE = "kernel.cubin"
+RECORD_FILE = "build.json"
+
+_STAGING = ".staging"
+_LOCKS = ".locks"
+#: Longer than any build: what is older was left by a process that was killed.
+_ABANDONED_S = 24 * 3600.0
+_REMEDY = "set SAGEGEN_CACHE_DIR to a writable folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Identity of a compiled kernel.
+
+    Attributes:
+        name: the source's name.
+        digest: SHA-256 of source text, toolkit build, architecture and flags.
+    """
+
+    name: str
+    digest: str
+
+    @property
+    def folder(self) -> str:
+        return f"{self.name}.{self.digest[:12]}"
+
+
+def make_key(name: str, text: str, arch: str, toolkit_build: str, flags: Sequence[str]) -> Key:
+    """The key of `text` compiled for `arch`. Where the compiler lies and how often it was run are no part of it."""
+    parts = json.dumps([text, toolkit_build, arch, list(flags)])
+    return Key(name, hashlib.sha256(parts.encode()).hexdigest())
+
+
+class Store:
+    """The kernel store below `root`, which is made when something is written.
+
+    Safe to use from many processes and threads at once.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def find(self, key: Key) -> Path | None:
+        """The folder of `key`'s entry; None when there is none or it is damaged (building again heals it)."""
+        folder = self.root / key.folder
+        try:
+            record = read_record(folder)
+            read_cubin(folder)
+        except StoreError:
+            return None
+        return folder if record.get("key") == key.digest else None
+
+    def find_cubin(self, name: str, cubin_sha256: str) -> Path | None:
+        """The folder that holds exactly that cubin of the source `name`, whichever toolkit built it.
+
+        Needs no toolkit, so a registry entry finds its kernel on machines without nvcc.
+        """
+        for folder in sorted(self.root.glob(f"{name}.*")):
+            try:
+                if read_record(folder).get("cubin_sha256") == cubin_sha256 and read_cubin(folder):
+                    return folder
+            except StoreError:
+                continue
+        return None
+
+    def publish(self, key: Key, text: str, cubin: bytes, record: Mapping[str, Any]) -> Path:
+        """Put an entry in place and return its folder.
+
+        When another process published the same key first, its entry stays and is returned.
+
+        Args:
+            record: facts of the build; `key` and `cubin_sha256` are added.
+
+        Raises:
+            StoreError: the store cannot be written.
+        """
+        complete = {**record, "key": key.digest, "cubin_sha256": hashlib.sha256(cubin).hexdigest()}
+        target = self.root / key.folder
+        with self.staging() as folder:
+            entry = folder / "entry"
+            try:
+                entry.mkdir()
+                (entry / SOURCE_FILE).write_text(text)
+                (entry / CUBIN_FILE).write_bytes(cubin)
+                (entry / RECORD_FILE).write_text(json.dumps(complete, indent=1) + "\n")
+                if self.find(key) is None and os.path.lexists(target):
+                    target.rename(folder / "damaged")
+                entry.rename(target)
+            except OSError as error:
+                if self.find(key) is None:
+                    raise StoreError(f"kernel store {self.root} cannot be written: {error}", _REMEDY) from error
+        return target
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A private folder on the store's file system, removed at the end."""
+        parent = self.root / _STAGING
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
+        except OSError as error:
+            raise StoreError(f"kernel store {self.root} cannot be written: {error}", _REMEDY) from error
+        _remove_abandoned(parent)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def lock(self, key: Key) -> FileLock:
+        """The lock that whoever builds `key` holds, not yet acquired."""
+        folder = self.root / _LOCKS
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"kernel store {self.root} cannot be written: {error}", _REMEDY) from error
+        return FileLock(folder / f"{key.folder}.lock")
+
+
+def open_store(env: Env) -> Store:
+    """The store that the environment names."""
+    return Store(env.cache_dir / "kernels")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The facts of an entry's build.
+
+    Raises:
+        StoreError: the entry is missing or its build.json is not a JSON object.
+    """
+    path = folder / RECORD_FILE
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path} cannot be read: {error}", "build the kernel again") from error
+    if not isinstance(record, dict):
+        raise StoreError(f"{path} holds no JSON object", "build the kernel again")
+    return record
+
+
+def read_cubin(folder: Path) -> bytes:
+    """An entry's cubin, checked against the digest in its build.json.
+
+    Raises:
+        StoreError: the entry is missing or damaged.
+    """
+    wanted = read_record(folder).get("cubin_sha256")
+    path = folder / CUBIN_FILE
+    try:
+        cubin = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error}", "build the kernel again") from error
+    if hashlib.sha256(cubin).hexdigest() != wanted:
+        raise StoreError(f"{path} does not match the digest in its {RECORD_FILE}", "build the kernel again")
+    return cubin
+
+
+def _remove_abandoned(parent: Path) -> None:
+    limit = time.time() - _ABANDONED_S
+    for folder in parent.iterdir():
+        try:
+            is_old = folder.stat().st_mtime < limit
+        except FileNotFoundError:  # its owner was faster
+            continue
+        if is_old:
+            shutil.rmtree(folder, ignore_errors=True)
