@@ -18,12 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock
+from typing import TYPE_CHECKING, Any
 
 from sagegen.env import Env
 from sagegen.errors import StoreError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 SOURCE_FILE = "kernel.cu"
 CUBIN_FILE = "kernel.cubin"
@@ -136,6 +137,8 @@ class Store:
 
     def lock(self, key: Key) -> FileLock:
         """The lock that whoever builds `key` holds, not yet acquired."""
+        from filelock import FileLock  # not at the top: readers take no lock
+
         folder = self.root / _LOCKS
         try:
             folder.mkdir(parents=True, exist_ok=True)

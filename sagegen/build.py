@@ -1,0 +1,282 @@
+"""Building sources: compile a batch with ninja, keep the results in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from sagegen.cubin import Resources, parse_resources, read_sections
+from sagegen.errors import BuildError, ToolchainError
+from sagegen.plan import ROLES, Role
+from sagegen.render import Source
+from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, read_record
+from sagegen.toolkit import Toolkit, find_toolkit
+
+__all__ = ["Built", "BuildFailure", "Resources", "Toolkit", "build_batch", "find_toolkit"]
+
+FLAGS = ("-cubin", "-std=c++17", "-O3", "-lineinfo", "-Xptxas=-v,--warn-on-spills")
+#: First line of what nvcc reads. Without it the line table holds the build folder's path, and no two builds are equal.
+_LINE_MARK = '#line 1 "/sagegen/{name}.cu"\n'
+#: Changes when build.json's members do, so that an entry of another layout is built anew.
+_RECORD_SCHEMA = "record 1"
+#: Variables that add options behind the key's back.
+_UNWANTED_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+_LOG_FILE = "nvcc.log"
+_NINJA_OUTPUT = "ninja.out"
+_KILL_AFTER_S = 5
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A compiled source.
+
+    Attributes:
+        cubin: the file in the store.
+        text_sha256: of the source text.
+        code_sha256: of the attention kernel's machine code alone; equal code runs equally fast.
+        seconds: what nvcc took when it was compiled.
+        nvcc: the toolkit's build string.
+        cached: it was in the store already.
+    """
+
+    name: str
+    arch: str
+    cubin: Path
+    cubin_sha256: str
+    text_sha256: str
+    code_sha256: str
+    resources: Mapping[Role, Resources]
+    seconds: float
+    nvcc: str
+    cached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BuildFailure:
+    """A source that did not compile: `reason` is the compiler's first error, `log` all it said."""
+
+    name: str
+    outcome: Literal["compile", "timeout"]
+    reason: str
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What all compilers of one batch share."""
+
+    arch: str
+    store: Store
+    toolkit: Toolkit
+    jobs: int
+    timeout_s: float
+    stop: threading.Event | None
+
+
+def build_batch(
+    sources: Sequence[Source],
+    arch: str,
+    store: Store,
+    toolkit: Toolkit,
+    *,
+    jobs: int | None = None,
+    timeout_s: float = 120,
+    stop: threading.Event | None = None,
+) -> dict[str, Built | BuildFailure]:
+    """Compile `sources` for `arch` unless the store has them; the answers by the sources' names.
+
+    Safe to call from any thread and from many processes: of those that want the same kernel one compiles it.
+
+    Args:
+        jobs: compilers at a time; None: one per core.
+        timeout_s: for each compiler.
+        stop: set it to end the build early from another thread.
+
+    Raises:
+        BuildError: `stop` was set, or a signal ended the compilers.
+        StoreError: the store cannot be written.
+        ToolchainError: ninja is missing or failed by itself.
+    """
+    settings = _Settings(arch, store, toolkit, jobs or len(os.sched_getaffinity(0)), timeout_s, stop)
+    wanted = {source.name: (_source_key(source, arch, toolkit), source) for source in sources}
+    results: dict[str, Built | BuildFailure] = {}
+    for name, (key, _) in wanted.items():
+        if built := _find_built(store, key):
+            results[name] = built
+    while missing := [pair for name, pair in wanted.items() if name not in results]:
+        with ExitStack() as locks:
+            held = [pair for pair in missing if _try_lock(store, pair[0], locks)]
+            found = {source.name: _find_built(store, key) for key, source in held}
+            results.update({name: built for name, built in found.items() if built})
+            batch = [(key, source) for key, source in held if not found[source.name]]
+            if batch:
+                results.update(_compile(batch, settings))
+        if not held:  # others are compiling all that is left
+            _raise_if_stopped(stop)
+            time.sleep(_POLL_S)
+    return results
+
+
+def _source_key(source: Source, arch: str, toolkit: Toolkit) -> Key:
+    return make_key(source.name, source.text, arch, toolkit.build, (*FLAGS, _LINE_MARK, _RECORD_SCHEMA))
+
+
+def _try_lock(store: Store, key: Key, locks: ExitStack) -> bool:
+    from filelock import Timeout
+
+    try:
+        locks.enter_context(store.lock(key).acquire(timeout=0))
+    except Timeout:
+        return False
+    return True
+
+
+def _find_built(store: Store, key: Key) -> Built | None:
+    folder = store.find(key)
+    if folder is None:
+        return None
+    record = read_record(folder)
+    return Built(
+        name=key.name,
+        arch=record["arch"],
+        cubin=folder / CUBIN_FILE,
+        cubin_sha256=record["cubin_sha256"],
+        text_sha256=record["text_sha256"],
+        code_sha256=record["code_sha256"],
+        resources={role: Resources(**record["resources"][role]) for role in ROLES},
+        seconds=record["seconds"],
+        nvcc=record["nvcc"],
+        cached=True,
+    )
+
+
+def _raise_if_stopped(stop: threading.Event | None) -> None:
+    if stop is not None and stop.is_set():
+        raise BuildError("the build was stopped")
+
+
+def _compile(batch: Sequence[tuple[Key, Source]], settings: _Settings) -> dict[str, Built | BuildFailure]:
+    with settings.store.staging() as folder:
+        _write_ninja_file(folder, [source for _, source in batch], settings)
+        _run_ninja(folder, settings)
+        seconds = _read_seconds(folder)
+        results: dict[str, Built | BuildFailure] = {}
+        for index, (key, source) in enumerate(batch):
+            log = (folder / str(index) / _LOG_FILE).read_text(errors="replace")
+            output = f"{index}/{CUBIN_FILE}"
+            if output in seconds:
+                results[source.name] = _keep(key, source, folder / output, log, seconds[output], settings)
+            else:
+                results[source.name] = _failure(source, log, settings.timeout_s)
+        return results
+
+
+def _write_ninja_file(folder: Path, sources: Sequence[Source], settings: _Settings) -> None:
+    # exec: the shell's process group then is timeout's, so that a killed ninja takes nvcc's own children along
+    limited = f"exec timeout -v -k {_KILL_AFTER_S} {settings.timeout_s:g}"
+    nvcc = shlex.quote(str(settings.toolkit.nvcc)).replace("$", "$$")
+    options = f"-arch={settings.arch} {' '.join(FLAGS)} -o {CUBIN_FILE} {SOURCE_FILE}"
+    lines = ["rule nvcc", f"  command = cd $dir && {limited} {nvcc} {options} > {_LOG_FILE} 2>&1"]
+    for index, source in enumerate(sources):
+        edge = folder / str(index)
+        edge.mkdir()
+        (edge / SOURCE_FILE).write_text(_LINE_MARK.format(name=source.name) + source.text)
+        lines += [f"build {index}/{CUBIN_FILE}: nvcc {index}/{SOURCE_FILE}", f"  dir = {index}"]
+    (folder / "build.ninja").write_text("\n".join(lines) + "\n")
+
+
+def _run_ninja(folder: Path, settings: _Settings) -> None:
+    import ninja
+
+    program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
+    if program is None:
+        raise ToolchainError("ninja is missing", "pip install ninja")
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    environ = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
+    environ.update(TMPDIR=str(temporary), LC_ALL="C")
+    with (folder / _NINJA_OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            [program, "-k", "0", "-j", str(settings.jobs)],
+            cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            while process.poll() is None:
+                _raise_if_stopped(settings.stop)
+                time.sleep(_POLL_S / 10)
+        finally:
+            _end(process)
+    said = (folder / _NINJA_OUTPUT).read_text(errors="replace")
+    if "interrupted by user" in said:
+        raise BuildError("a signal ended the compilers")
+    if process.returncode != 0 and "FAILED: " not in said:
+        raise ToolchainError(f"ninja failed: {said.strip()[-500:]}", "pip install --force-reinstall ninja")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End ninja, which ends its compilers; does nothing when it has ended."""
+    process.terminate()
+    try:
+        process.wait(_KILL_AFTER_S + 1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _read_seconds(folder: Path) -> dict[str, float]:
+    """How long every edge that succeeded took, by its output, from ninja's own log."""
+    rows = (line.split("\t") for line in (folder / ".ninja_log").read_text().splitlines() if not line.startswith("#"))
+    return {output: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
+
+
+def _failure(source: Source, log: str, timeout_s: float) -> BuildFailure:
+    if "timeout: sending signal" in log:
+        return BuildFailure(source.name, "timeout", f"nvcc took more than {timeout_s:g} s", log)
+    return BuildFailure(source.name, "compile", _first_error(log), log)
+
+
+def _keep(
+    key: Key, source: Source, cubin_file: Path, log: str, seconds: float, settings: _Settings
+) -> Built | BuildFailure:
+    """Put a compiled source into the store."""
+    cubin = cubin_file.read_bytes()
+    resources = parse_resources(log)
+    try:
+        code = read_sections(cubin)[f".text.{source.entry('attention')}"]
+        used = {role: asdict(resources[source.entry(role)]) for role in ROLES}
+    except (ValueError, KeyError) as error:
+        return BuildFailure(source.name, "compile", f"nvcc's cubin or log lacks {error}", log)
+    record = {
+        "name": source.name,
+        "arch": settings.arch,
+        "text_sha256": source.sha256,
+        "code_sha256": hashlib.sha256(code).hexdigest(),
+        "resources": used,
+        "seconds": seconds,
+        "nvcc": settings.toolkit.build,
+        "flags": [f"-arch={settings.arch}", *FLAGS],
+    }
+    settings.store.publish(key, source.text, cubin, record)
+    built = _find_built(settings.store, key)
+    if built is None:
+        raise BuildError(f"kernel {source.name} vanished from {settings.store.root} as it was built", "run it again")
+    return replace(built, cached=False)
+
+
+def _first_error(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = (line for line in lines if re.search(r"\b(error|fatal)\b", line))
+    return next(errors, lines[-1] if lines else "nvcc failed without a message")
