@@ -1,0 +1,90 @@
+"""Quantized attention kernels: generated, tuned and shipped per GPU.
+
+    import sagegen
+    out = sagegen.attention(q, k, v, is_causal=True)
+
+Importing the package loads nothing; the first use of a name loads what it needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sagegen.errors import (
+        ArgumentError,
+        BuildError,
+        ConfigError,
+        DriverError,
+        GpuMismatchError,
+        RegistryError,
+        SagegenError,
+        StoreError,
+        ToolchainError,
+        UnknownNameError,
+        UnsupportedError,
+        WorkerError,
+    )
+    from sagegen.explanation import Explanation
+    from sagegen.op import attention, explain, last_dispatch, sdpa
+
+    __version__: str
+
+_MODULES = {
+    "sagegen.op": ("attention", "sdpa", "explain", "last_dispatch"),
+    "sagegen.explanation": ("Explanation",),
+    "sagegen.errors": (
+        "SagegenError",
+        "ArgumentError",
+        "BuildError",
+        "ConfigError",
+        "DriverError",
+        "GpuMismatchError",
+        "RegistryError",
+        "StoreError",
+        "ToolchainError",
+        "UnknownNameError",
+        "UnsupportedError",
+        "WorkerError",
+    ),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "attention",
+    "sdpa",
+    "explain",
+    "last_dispatch",
+    "Explanation",
+    "SagegenError",
+    "ArgumentError",
+    "BuildError",
+    "ConfigError",
+    "DriverError",
+    "GpuMismatchError",
+    "RegistryError",
+    "StoreError",
+    "ToolchainError",
+    "UnknownNameError",
+    "UnsupportedError",
+    "WorkerError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("sagegen")
+    elif name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    else:
+        raise AttributeError(f"module 'sagegen' has no attribute {name!r}")
+    globals()[name] = value  # the next use is a plain attribute
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

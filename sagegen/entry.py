@@ -1,0 +1,115 @@
+"""One tuned entry: what answers a problem in a range of key lengths, how good it is, where that comes from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from sagegen.problem import Bucket
+
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of everything in the file: immutable, and a misspelled key is an error."""
+
+
+class Range(Record, frozen=True, kw_only=True):
+    """Key lengths that an entry answers, both ends included; `kv_max` null is open."""
+
+    kv_min: Positive
+    kv_max: Positive | None
+
+
+class Timing(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Times in microseconds, rates in TOPS (1e12 operations a second, `Shape.flops`).
+
+    `kernel_us` is the attention kernel alone, median, with the interval's ends; `full_us` has its quantizers too.
+    `speed_vs_sdpa` compares full calls; `speed_vs_default` compares with the default config in the same run.
+    """
+
+    kernel_us: float | None = None
+    kernel_us_low: float | None = None
+    kernel_us_high: float | None = None
+    full_us: float | None = None
+    tops: float | None = None
+    full_tops: float | None = None
+    speed_vs_sdpa: float | None = None
+    speed_vs_default: float | None = None
+    predicted_us: float | None = None
+
+
+class Accuracy(Record, frozen=True, kw_only=True):
+    """Figures of one input kind against FP64."""
+
+    cosine: float
+    relative_l1: float
+    relative_l2: float
+    max_error: float
+    scale_ratio: float
+
+
+class KernelResources(Record, frozen=True, kw_only=True):
+    """What ptxas gave the attention kernel."""
+
+    registers: int
+    spill_bytes: int
+    smem_bytes: int
+
+
+class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the figures come from. `shape` and `date` are text: `b1 h32/32 q4096 kv4096`, `2025-11-29`."""
+
+    kind: Literal["measured", "predicted"]
+    gpu: str
+    sms: int
+    launch_abi: int
+    protocol: int
+    date: str
+    shape: str
+    driver: str | None = None
+    nvcc: str | None = None
+    text_sha256: Sha256 | None = None
+    clock_mhz: float | None = None
+    power_limit_w: float | None = None
+
+
+class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What answers one problem in one range of key lengths, and how that is known.
+
+    Attributes:
+        problem: a `Problem.name`.
+        answer: `kernel`, or `sdpa` where torch is faster with quantization counted in.
+        config: a config's name; with `kernel` and `cubin_sha256` needed for answer `kernel`.
+        kernel: name of the rendered source, and so of its kernels.
+        min_cosine: cosine against FP64 on normal inputs; absent when it was never measured.
+        accuracy: figures by input kind.
+    """
+
+    problem: str
+    bucket: Range
+    answer: Literal["kernel", "sdpa"]
+    provenance: Provenance
+    config: str | None = None
+    kernel: str | None = None
+    cubin_sha256: Sha256 | None = None
+    min_cosine: float | None = None
+    figures: Timing = Timing()
+    accuracy: dict[str, Accuracy] = {}
+    resources: KernelResources | None = None
+
+    @property
+    def lengths(self) -> Bucket:
+        return Bucket(self.bucket.kv_min, self.bucket.kv_max)
+
+    @property
+    def measured(self) -> bool:
+        return self.provenance.kind == "measured"
+
+    def overlaps(self, other: Entry) -> bool:
+        """Whether both claim some length of the same problem."""
+        return self.problem == other.problem and (
+            self.lengths.holds(other.bucket.kv_min) or other.lengths.holds(self.bucket.kv_min)
+        )

@@ -1,0 +1,277 @@
+"""The tuned registry: which entry answers a problem on a GPU, and saving new ones.
+
+Two layers hold entries of a GPU: the user's (`SAGEGEN_TUNED_DIR`) and the one that ships in the package. A measured
+entry goes before a predicted one, then the user's before the shipped. Cubins lie beside a layer's YAML, named by
+digest: `<gpu>/<first 16 digits>.cubin`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
+from sagegen.env import Env, read_env
+from sagegen.errors import RegistryError
+from sagegen.gpu import GPUS, Gpu
+from sagegen.problem import Problem
+from sagegen.registry_file import dump_entries, locked_folder, parse_entries, replace_file
+
+__all__ = [
+    "Accuracy",
+    "Entry",
+    "Found",
+    "KernelResources",
+    "Layer",
+    "Provenance",
+    "Range",
+    "Registry",
+    "Saved",
+    "Timing",
+    "load_registry",
+    "lookup",
+    "read_cubin",
+    "save_entries",
+    "shipped_dir",
+]
+
+_DIGEST_IN_NAME = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One registry file: the folder it lies in and what it says. `shipped` is the package's own."""
+
+    folder: Path
+    gpu: str
+    entries: tuple[Entry, ...]
+    shipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """Everything that is known about one GPU; layers in the order in which they are asked."""
+
+    gpu: str
+    layers: tuple[Layer, ...]
+
+    def find(self, problem: Problem, kv_len: int) -> tuple[Entry, Layer] | None:
+        """What answers `kv_len` keys: measured before predicted, then by layer."""
+        return self._best(lambda entry: entry.problem == problem.name and entry.lengths.holds(kv_len))
+
+    def find_longer(self, problem: Problem, kv_len: int) -> tuple[Entry, Layer] | None:
+        """Where no bucket holds `kv_len`, the entry of the next longer one.
+
+        Never a shorter one: a variant for short lengths may be many times slower, or less accurate, on long ones.
+        """
+        longer = [
+            entry.bucket.kv_min
+            for layer in self.layers
+            for entry in layer.entries
+            if entry.problem == problem.name and entry.bucket.kv_min > kv_len
+        ]
+        if not longer:
+            return None
+        nearest = min(longer)
+        return self._best(lambda entry: entry.problem == problem.name and entry.bucket.kv_min == nearest)
+
+    def _best(self, fits: Callable[[Entry], bool]) -> tuple[Entry, Layer] | None:
+        found = [(entry, layer) for layer in self.layers for entry in layer.entries if fits(entry)]
+        return min(found, key=lambda pair: not pair[0].measured, default=None)  # min keeps the first of equals
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer of a lookup.
+
+    Attributes:
+        entry: what to run.
+        gpu_name: the GPU whose registry has it.
+        borrowed: that is not the GPU at hand.
+        out_of_range: no bucket holds the length; this is the next longer one.
+        layer: where its cubin may lie.
+    """
+
+    entry: Entry
+    gpu_name: str
+    borrowed: bool
+    out_of_range: bool
+    layer: Layer
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What `save_entries` did: entries that are in the file now, and those that gave way to measured ones."""
+
+    written: tuple[Entry, ...]
+    refused: tuple[Entry, ...]
+
+
+def shipped_dir() -> Path:
+    """The folder of the registries that ship with the package."""
+    return Path(str(importlib.resources.files("sagegen.tuned")))
+
+
+def load_registry(gpu_name: str, env: Env | None = None) -> Registry:
+    """All layers of `gpu_name` that exist; none is an empty registry. `env` None reads the environment.
+
+    Raises:
+        RegistryError: a file is malformed; the message names file, line and key.
+    """
+    return _load(gpu_name, env or read_env(), _raise)
+
+
+def lookup(
+    gpu: Gpu | None,
+    problem: Problem,
+    kv_len: int,
+    env: Env | None = None,
+    *,
+    arch: str | None = None,
+    on_error: Callable[[RegistryError], None] | None = None,
+) -> Found | None:
+    """The entry for `kv_len` keys: of the GPU itself, of its declared siblings, then of any GPU of its architecture.
+
+    Args:
+        gpu: the GPU at hand, None for a product that has no row in the GPU table.
+        env: the environment's settings; None reads them.
+        arch: its architecture (`sm_89`), needed when `gpu` is None.
+        on_error: gets the error of a malformed file, which is then left out; by default the error is raised.
+
+    Returns:
+        None when nothing answers the length and nothing longer does either.
+    """
+    env = env or read_env()
+    names = _search_order(gpu, arch)
+    for out_of_range in (False, True):
+        for name in names:
+            registry = _load(name, env, on_error or _raise)
+            find = registry.find_longer if out_of_range else registry.find
+            if hit := find(problem, kv_len):
+                entry, layer = hit
+                return Found(entry, name, gpu is None or name != gpu.name, out_of_range, layer)
+    return None
+
+
+def read_cubin(found: Found) -> bytes | None:
+    """The cubin of `found` from beside its registry file; None when it does not lie there.
+
+    Raises:
+        RegistryError: the file's digest is not the registry's.
+    """
+    digest = found.entry.cubin_sha256
+    if digest is None:
+        return None
+    file = found.layer.folder / found.gpu_name / _cubin_name(digest)
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        return None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise RegistryError(
+            f"{file}: the file is not the cubin whose digest its registry names",
+            f"reinstall sagegen or run: sagegen tune --gpu {found.gpu_name}",
+        )
+    return data
+
+
+def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping[str, bytes]) -> Saved:
+    """Merge `entries` into the registry file at `path` and put their cubins beside it.
+
+    An entry replaces those of its problem whose buckets it overlaps, but a predicted one never a measured one.
+    The file is replaced in one step; cubins that nothing names any more go afterwards.
+
+    Args:
+        path: `.../<gpu>.yaml`; its folder is made.
+        gpu: name of the GPU that the entries are for.
+        cubins: by sha256; may lack those that lie in the kernel store.
+
+    Raises:
+        RegistryError: the existing file is malformed, the new one would be, or a cubin is not its digest's.
+    """
+    for digest, data in cubins.items():
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise RegistryError(f"{path}: a cubin to be saved is not that of digest {digest}", "report this as a bug")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked_folder(path.parent):
+        present = parse_entries(path.read_text("utf-8"), str(path), gpu) if path.exists() else []
+        kept, saved = _merge(present, entries)
+        text = dump_entries(gpu, kept)
+        parse_entries(text, str(path), gpu)
+        folder = path.parent / gpu
+        wanted = {_cubin_name(e.cubin_sha256) for e in kept if e.cubin_sha256}
+        for digest, data in cubins.items():
+            if _cubin_name(digest) in wanted:
+                folder.mkdir(exist_ok=True)
+                replace_file(folder / _cubin_name(digest), data)
+        replace_file(path, text.encode())
+        for stray in folder.glob("*.cubin"):
+            if stray.name not in wanted:
+                stray.unlink()
+    return saved
+
+
+def _merge(present: list[Entry], entries: Iterable[Entry]) -> tuple[list[Entry], Saved]:
+    kept = list(present)
+    written: list[Entry] = []
+    refused: list[Entry] = []
+    for entry in entries:
+        rivals = [other for other in kept if other.overlaps(entry)]
+        if not entry.measured and any(other.measured for other in rivals):
+            refused.append(entry)
+            continue
+        kept = [other for other in kept if other not in rivals] + [entry]
+        written = [other for other in written if other not in rivals] + [entry]
+    return kept, Saved(tuple(written), tuple(refused))
+
+
+def _search_order(gpu: Gpu | None, arch: str | None) -> list[str]:
+    arch = gpu.arch if gpu is not None else arch
+    kin = [name for name, other in GPUS.items() if other.arch == arch]
+    if gpu is None:
+        return kin
+    # a sibling of another architecture could not run the cubin
+    siblings = [name for name in gpu.siblings if name in kin]
+    return list(dict.fromkeys([gpu.name, *siblings, *kin]))
+
+
+def _load(gpu_name: str, env: Env, on_error: Callable[[RegistryError], None]) -> Registry:
+    layers = []
+    for folder, is_shipped in ((env.tuned_dir, False), (shipped_dir(), True)):
+        try:
+            layer = _load_layer(folder, gpu_name, is_shipped)
+        except RegistryError as error:
+            on_error(error)
+            continue
+        if layer is not None:
+            layers.append(layer)
+    return Registry(gpu_name, tuple(layers))
+
+
+def _load_layer(folder: Path, gpu_name: str, shipped: bool) -> Layer | None:
+    file = folder / f"{gpu_name}.yaml"
+    if not file.is_file():
+        return None
+    return Layer(folder, gpu_name, _read_entries(file, gpu_name, file.stat().st_mtime_ns), shipped)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_entries(file: Path, gpu_name: str, changed: int) -> tuple[Entry, ...]:
+    """Cached by time of change, so that a long-lived process sees what a tuner wrote and parses nothing twice."""
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{file}: cannot be read: {error}", "check the file and its permissions") from error
+    return tuple(parse_entries(text, str(file), gpu_name))
+
+
+def _raise(error: RegistryError) -> None:
+    raise error
+
+
+def _cubin_name(digest: str) -> str:
+    return f"{digest[:_DIGEST_IN_NAME]}.cubin"

@@ -1,0 +1,242 @@
+"""The YAML file of tuned winners: its schema, reading it with errors that name the line, writing it byte-stable.
+
+schema: 1
+gpu: h200
+entries: [...]      # Entry, sorted by problem and bucket
+...                 # YAML's end-of-document line, always written: a file that was cut short lacks it
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import yaml
+
+from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Record, Timing
+from sagegen.errors import RegistryError, UnknownNameError
+from sagegen.gpu import GPUS
+from sagegen.problem import parse_problem
+from sagegen.space import parse_config
+
+SCHEMA = 1
+
+#: libyaml's parser where PyYAML has it: the first call of a process waits for this.
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Document(Record, frozen=True, kw_only=True):
+    schema: int
+    gpu: str
+    entries: list[Entry]
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """A parsed YAML tree that can say on which line a value stands."""
+
+    where: str
+    root: yaml.Node
+
+    def fail(self, node: yaml.Node, message: str, remedy: str) -> NoReturn:
+        raise RegistryError(f"{self.where}:{node.start_mark.line + 1}: {message}", remedy)
+
+    def find(self, path: str) -> yaml.Node:
+        """The node at a msgspec path such as `$.entries[2].figures`; the deepest one that exists."""
+        node = self.root
+        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+            if name and isinstance(node, yaml.MappingNode):
+                node = next((value for key, value in node.value if key.value == name), node)
+            elif index and isinstance(node, yaml.SequenceNode):
+                node = node.value[int(index)]
+        return node
+
+
+def parse_entries(text: str, where: str, gpu: str) -> list[Entry]:
+    """The entries of a registry file.
+
+    Args:
+        text: the file's content.
+        where: its name, for messages.
+        gpu: the GPU that it must be of.
+
+    Raises:
+        RegistryError: naming file, line and key.
+    """
+    located = _parse_yaml(text, where)
+    _check_header(located, gpu)
+    document = _convert(located)
+    nodes = located.find("$.entries").value
+    for entry, node in zip(document.entries, nodes, strict=True):
+        _check_entry(located, entry, node)
+    _check_distinct(located, document.entries, nodes)
+    return document.entries
+
+
+def dump_entries(gpu: str, entries: Iterable[Entry]) -> str:
+    """The file's text: the same entries in any order give the same bytes."""
+    ordered = sorted(entries, key=lambda e: (e.problem, e.bucket.kv_min))
+    content = {"schema": SCHEMA, "gpu": gpu, "entries": [_plain(e) for e in ordered]}
+    text: str = yaml.safe_dump(content, sort_keys=False, explicit_end=True, width=1 << 20, allow_unicode=True)
+    return text
+
+
+def _plain(entry: Entry) -> dict[str, object]:
+    """Built-in types in reading order: what is asked, what answers, how good it is, where that comes from."""
+    values: dict[str, object] = msgspec.to_builtins(entry)
+    if "accuracy" in values:
+        values["accuracy"] = {kind: msgspec.to_builtins(entry.accuracy[kind]) for kind in sorted(entry.accuracy)}
+    last = values.pop("provenance")
+    return {**values, "provenance": last}
+
+
+def _parse_yaml(text: str, where: str) -> _Located:
+    end = text.count("\n") + 1
+    if re.search(r"^\.\.\.\s*\Z", text, re.MULTILINE) is None:
+        raise RegistryError(
+            f"{where}:{end}: the file is cut short: its last line is not `...`",
+            "restore it from a backup or tune again",
+        )
+    try:
+        root = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else end
+        raise RegistryError(
+            f"{where}:{line}: not YAML: {getattr(error, 'problem', error)}", "mend that line"
+        ) from error
+    if root is None:
+        raise RegistryError(f"{where}:1: the file is empty", "delete it or tune again")
+    located = _Located(where, root)
+    for node in _walk(located):
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
+            located.fail(node, f"tag {node.tag} is not allowed", "only plain values belong into a registry")
+        if node.tag.endswith(":float") and re.fullmatch(r"[-+]?\.(inf|nan)", node.value, re.IGNORECASE):
+            located.fail(node, f"figure {node.value} is not finite", "tune again")
+    return located
+
+
+def _walk(located: _Located) -> Iterator[yaml.Node]:
+    """Every node once; refuses aliases (a few lines of them unfold to gigabytes) and keys that occur twice."""
+    seen: set[int] = set()
+    pending = [located.root]
+    while pending:
+        node = pending.pop()
+        if id(node) in seen:
+            located.fail(node, "YAML aliases are not allowed", "write the value out")
+        seen.add(id(node))
+        yield node
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode) or key.value in keys:
+                    located.fail(key, f"key `{key.value}` occurs twice or is no plain text", "keep one")
+                keys.add(key.value)
+                pending += (key, value)
+
+
+def _check_header(located: _Located, gpu: str) -> None:
+    root = located.root
+    if not isinstance(root, yaml.MappingNode):
+        located.fail(root, "a registry is a mapping with the keys schema, gpu, entries", "tune again")
+    header = {key.value: value for key, value in root.value}
+    if "schema" in header and header["schema"].value != str(SCHEMA):
+        located.fail(
+            header["schema"],
+            f"key `schema`: version {header['schema'].value} is not known to this sagegen, which reads {SCHEMA}",
+            "upgrade sagegen or tune again",
+        )
+    if "gpu" in header and header["gpu"].value != gpu:
+        located.fail(header["gpu"], f"key `gpu`: {header['gpu'].value!r} is not {gpu!r}", "name the file after its GPU")
+    if gpu not in GPUS:
+        located.fail(root, f"key `gpu`: {gpu!r} is not a known GPU", "list them with: sagegen gpus")
+
+
+def _convert(located: _Located) -> _Document:
+    loader = yaml.SafeLoader("")
+    try:
+        return msgspec.convert(loader.construct_document(located.root), _Document)
+    except yaml.YAMLError as error:
+        located.fail(located.root, f"not plain YAML: {error}", "write plain values")
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at ")
+        node = located.find(path)
+        unknown = re.search(r"unknown field `(.+)`", message)
+        if unknown is None:
+            located.fail(node, f"key `{path.strip('`').removeprefix('$.')}`: {message}", "mend that value")
+        key = next(k for k, _ in node.value if k.value == unknown[1])
+        near = difflib.get_close_matches(key.value, _field_names(), n=1)
+        located.fail(key, f"key `{key.value}` is not known", f"did you mean `{near[0]}`?" if near else "remove it")
+
+
+def _field_names() -> list[str]:
+    records: tuple[type[Record], ...] = (_Document, Entry, Range, Timing, Accuracy, KernelResources, Provenance)
+    return [name for record in records for name in record.__struct_fields__]
+
+
+def _check_entry(located: _Located, entry: Entry, node: yaml.MappingNode) -> None:
+    values = {key.value: value for key, value in node.value}
+    for key, parse in (("problem", parse_problem), ("config", parse_config)):
+        text = getattr(entry, key)
+        try:
+            if text is not None:
+                parse(text)
+        except UnknownNameError as error:
+            located.fail(values[key], f"key `{key}`: {error.message}", error.remedy)
+    if entry.bucket.kv_max is not None and entry.bucket.kv_max < entry.bucket.kv_min:
+        located.fail(values["bucket"], "key `bucket`: kv_max is below kv_min", "swap them")
+    if entry.answer == "kernel":
+        for key in ("config", "kernel", "cubin_sha256"):
+            if getattr(entry, key) is None:
+                located.fail(node, f"key `{key}` is missing, and the answer is `kernel`", "tune again")
+
+
+def _check_distinct(located: _Located, entries: list[Entry], nodes: list[yaml.Node]) -> None:
+    for later, entry in enumerate(entries):
+        for earlier, other in enumerate(entries[:later]):
+            if entry.overlaps(other):
+                what = "the same bucket as" if entry.lengths == other.lengths else "a bucket that overlaps"
+                located.fail(
+                    nodes[later],
+                    f"key `bucket`: {entry.problem} {entry.lengths.name} has {what} the entry on line "
+                    f"{nodes[earlier].start_mark.line + 1}",
+                    "keep one of them",
+                )
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `path` in one step: a reader sees the old file or the new one, a crash leaves the old one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # mkstemp's 0600 would hide a shared registry from other users
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Only one process merges into a folder at a time; the lock is the folder itself, so nothing is left behind."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

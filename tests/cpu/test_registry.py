@@ -1,0 +1,362 @@
+"""Registry files: what they may hold, what is said when they hold something else, which entry a call gets."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sagegen import registry
+from sagegen.env import Env
+from sagegen.errors import RegistryError
+from sagegen.gpu import GPUS
+from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.registry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
+from sagegen.registry_file import dump_entries, parse_entries
+from sagegen.space import MMA_PARAMS, MmaConfig, make_config
+
+CAUSAL = Problem(128, "bf16", True)
+FULL = Problem(128, "bf16", False)
+CONFIG = "mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
+PER_WARP = CONFIG.replace("grthread", "grwarp")
+
+
+def make_entry(
+    problem=CAUSAL, kv=(1, None), config=CONFIG, kind="measured", cubin=b"cubin", gpu="h200", **rest
+) -> Entry:
+    return Entry(
+        problem=problem.name,
+        bucket=Range(kv_min=kv[0], kv_max=kv[1]),
+        answer=rest.pop("answer", "kernel"),
+        config=config,
+        kernel=f"{problem.name}_{config}",
+        cubin_sha256=hashlib.sha256(cubin).hexdigest(),
+        provenance=Provenance(
+            kind=kind, gpu=gpu, sms=132, launch_abi=1, protocol=1, date="2025-11-29", shape="b1 h32/32 q4096 kv4096"
+        ),
+        **rest,
+    )
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch) -> Env:
+    """A user's layer in one folder, and an empty folder in place of the package's registries."""
+    monkeypatch.setattr(registry, "shipped_dir", lambda: tmp_path / "shipped")
+    return Env(cache_dir=tmp_path / "cache", tuned_dir=tmp_path / "user", strict=False, log="warning", nvcc=None)
+
+
+def save(folder: Path, gpu: str, *entries: Entry) -> None:
+    registry.save_entries(folder / f"{gpu}.yaml", gpu, entries, {})
+
+
+FIGURE = st.floats(allow_nan=False, allow_infinity=False)
+ENTRIES = st.builds(
+    make_entry,
+    problem=st.builds(Problem, st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES), st.booleans()),
+    kv=st.integers(1, 10**6).flatmap(lambda low: st.tuples(st.just(low), st.none() | st.integers(low, 10**7))),
+    config=st.fixed_dictionaries({p.name: st.sampled_from(p.values) for p in MMA_PARAMS}).map(
+        lambda values: make_config(MmaConfig, values).name
+    ),
+    kind=st.sampled_from(["measured", "predicted"]),
+    cubin=st.binary(max_size=8),
+    gpu=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20),
+    answer=st.sampled_from(["kernel", "sdpa"]),
+    min_cosine=st.none() | FIGURE,
+    figures=st.builds(Timing, kernel_us=st.none() | FIGURE, tops=st.none() | FIGURE, speed_vs_sdpa=st.none() | FIGURE),
+    accuracy=st.dictionaries(st.text("abc_ 123", min_size=1), st.builds(Accuracy, **dict.fromkeys(Accuracy.__struct_fields__, FIGURE))),
+    resources=st.none() | st.builds(KernelResources, **dict.fromkeys(KernelResources.__struct_fields__, st.integers(0, 10**6))),
+)  # fmt: skip
+
+
+@given(entries=st.lists(ENTRIES, max_size=4))
+def test_what_is_written_is_read_back(entries):
+    distinct: list[Entry] = []
+    for entry in entries:
+        if not any(entry.overlaps(other) for other in distinct):
+            distinct.append(entry)
+    text = dump_entries("h200", distinct)
+    read = parse_entries(text, "h200.yaml", "h200")
+    assert sorted(read, key=repr) == sorted(distinct, key=repr)
+    assert dump_entries("h200", reversed(read)) == text
+
+
+def test_file_is_readable_text_in_a_fixed_order():
+    short, long = make_entry(kv=(1, 2047)), make_entry(kv=(2048, None))
+    text = dump_entries("h200", [long, make_entry(FULL), short])
+    assert text.startswith(
+        "schema: 1\ngpu: h200\nentries:\n- problem: d128_bf16_causal_int8\n  bucket:\n    kv_min: 1\n"
+    )
+    assert text.index("kv_max: 2047") < text.index("kv_min: 2048") < text.index("d128_bf16_full_int8")
+    assert text.endswith("\n...\n")
+
+
+# --- E11: each message names file, line and key
+
+
+GOOD = dump_entries("h200", [make_entry(kv=(1, 2047)), make_entry(kv=(2048, None))])
+
+
+def line_of(text: str, part: str) -> int:
+    return next(i for i, line in enumerate(text.splitlines(), 1) if part in line)
+
+
+@pytest.mark.parametrize(
+    ("edit", "at", "says"),
+    [
+        (("  kernel: d128", "  kernal: d128"), "kernal", ["key `kernal` is not known", "did you mean `kernel`?"]),
+        (("    kv_max: 2047", "    kv_mx: 2047"), "kv_mx", ["`kv_mx`", "`kv_max`"]),
+        (("schema: 1", "schema: 2"), "schema", ["key `schema`", "version 2", "upgrade sagegen"]),
+        (("gpu: h200", "gpu: l20"), "gpu: l20", ["key `gpu`", "'l20' is not 'h200'"]),
+        (("kv_min: 1\n", "kv_min: 0\n"), "kv_min: 0", ["entries[0].bucket.kv_min"]),
+        (("kv_max: 2047", "kv_max: 'many'"), "many", ["entries[0].bucket.kv_max", "str"]),
+        (("sms: 132", "sms: .nan"), ".nan", ["not finite"]),
+        (("answer: kernel", "answer: cudnn"), "cudnn", ["entries[0].answer", "cudnn"]),
+        (("_grthread_", "_grrow_"), "_grrow_", ["key `config`", "'grrow'", "granularity"]),
+        (("problem: d128", "problem: d129"), "d129", ["key `problem`", "head_dim=129"]),
+        (("date: '2025-11-29'", "date: !!python/object/apply:os.abort []"), "os.abort", ["python/object", "not allowed"]),
+        (("date: '2025-11-29'", "date: !sh 'x'"), "!sh", ["tag !sh is not allowed"]),
+        (("date: '2025-11-29'", "date: &a [*a]"), "&a", ["aliases"]),
+        (("  answer: kernel\n", "  answer: kernel\n  answer: sdpa\n"), "answer: sdpa", ["`answer` occurs twice"]),
+        (("- problem", "- - problem"), "- - problem", ["not YAML"]),
+    ],
+)  # fmt: skip
+def test_a_malformed_file_is_named_with_line_and_key(edit, at, says):
+    text = GOOD.replace(*edit, 1)
+    assert text != GOOD
+    with pytest.raises(RegistryError) as caught:
+        parse_entries(text, "tuned/h200.yaml", "h200")
+    # a YAML syntax error is seen at the next line at the earliest
+    slack = 2 if "not YAML" in str(caught.value) else 0
+    lines = [f"tuned/h200.yaml:{line_of(text, at) + i}: " for i in range(slack + 1)]
+    assert any(str(caught.value).startswith(line) for line in lines), str(caught.value)
+    for part in says:
+        assert part in str(caught.value)
+
+
+def test_a_python_tag_is_not_executed(tmp_path):
+    proof = tmp_path / "executed"
+    text = GOOD.replace("date: '2025-11-29'", f"date: !!python/object/apply:pathlib.Path.touch [{proof}]", 1)
+    with pytest.raises(RegistryError):
+        parse_entries(text, "h200.yaml", "h200")
+    assert not proof.exists()
+
+
+@given(cut=st.integers(0, len(GOOD) - 2))
+def test_every_half_of_a_file_is_refused(cut):
+    with pytest.raises(RegistryError, match=r"h200\.yaml:\d+: the file is cut short"):
+        parse_entries(GOOD[:cut], "h200.yaml", "h200")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        (make_entry(kv=(1, 2047)), make_entry(kv=(1, 2047)), "the same bucket"),
+        (make_entry(kv=(1, 2047)), make_entry(kv=(1, 2047), config=PER_WARP), "the same bucket"),
+        (make_entry(kv=(1, 2047)), make_entry(kv=(2047, None)), "a bucket that overlaps"),
+        (make_entry(kv=(1, None)), make_entry(kv=(5, 6)), "a bucket that overlaps"),
+    ],
+)
+def test_two_entries_for_one_length_are_refused(first, second, says):
+    text = dump_entries("h200", [first, second])
+    with pytest.raises(RegistryError, match=says) as caught:
+        parse_entries(text, "h200.yaml", "h200")
+    starts = [i for i, line in enumerate(text.splitlines(), 1) if line.startswith("- problem")]
+    assert f"h200.yaml:{starts[1]}: key `bucket`" in str(caught.value)
+    assert f"line {starts[0]}" in str(caught.value)
+
+
+def test_a_kernel_entry_without_its_cubin_digest_is_refused():
+    text = "".join(line for line in GOOD.splitlines(True) if "cubin_sha256" not in line)
+    with pytest.raises(RegistryError, match="key `cubin_sha256` is missing"):
+        parse_entries(text, "h200.yaml", "h200")
+
+
+def test_other_registries_load_beside_a_broken_one(env):
+    save(env.tuned_dir, "h200", make_entry())
+    (env.tuned_dir / "l20.yaml").write_text(GOOD.replace("schema: 1", "schema: 9"))
+    assert registry.load_registry("h200", env).find(CAUSAL, 100) is not None
+    with pytest.raises(RegistryError, match=r"l20\.yaml:1"):
+        registry.load_registry("l20", env)
+
+
+def test_a_broken_user_layer_leaves_the_shipped_one(env):
+    save(registry.shipped_dir(), "h200", make_entry())
+    env.tuned_dir.mkdir()
+    (env.tuned_dir / "h200.yaml").write_text("schema: 1\n")
+    errors: list[RegistryError] = []
+    found = registry.lookup(GPUS["h200"], CAUSAL, 100, env, on_error=errors.append)
+    assert found is not None
+    assert found.layer.shipped
+    assert "cut short" in str(errors[0])
+
+
+# --- saving
+
+
+def test_a_predicted_entry_never_replaces_a_measured_one(env):
+    path = env.tuned_dir / "h200.yaml"
+    measured = make_entry(kv=(1, 2047))
+    registry.save_entries(path, "h200", [measured], {})
+    newer = make_entry(kv=(1, 2047), config=PER_WARP, kind="predicted")
+    elsewhere = make_entry(kv=(2048, None), kind="predicted")
+    saved = registry.save_entries(path, "h200", [newer, elsewhere], {})
+    assert saved.refused == (newer,)
+    assert saved.written == (elsewhere,)
+    assert registry.load_registry("h200", env).layers[0].entries == (measured, elsewhere)
+
+
+def test_a_measured_entry_replaces_all_that_it_overlaps(env):
+    path = env.tuned_dir / "h200.yaml"
+    old = [make_entry(kv=(1, 100), kind="predicted"), make_entry(kv=(101, 200)), make_entry(kv=(201, None))]
+    registry.save_entries(path, "h200", old, {})
+    newer = make_entry(kv=(50, 150), config=PER_WARP)
+    registry.save_entries(path, "h200", [newer], {})
+    assert registry.load_registry("h200", env).layers[0].entries == (newer, old[2])
+
+
+def test_saving_keeps_cubins_that_are_named_and_drops_the_rest(env):
+    path = env.tuned_dir / "h200.yaml"
+    old, new = b"old cubin", b"new cubin"
+    digests = {data: hashlib.sha256(data).hexdigest() for data in (old, new)}
+    registry.save_entries(path, "h200", [make_entry(cubin=old)], {digests[old]: old})
+    found = registry.lookup(GPUS["h200"], CAUSAL, 1, env)
+    assert registry.read_cubin(found) == old
+    registry.save_entries(path, "h200", [make_entry(cubin=new)], {digests[new]: new})
+    found = registry.lookup(GPUS["h200"], CAUSAL, 1, env)
+    assert registry.read_cubin(found) == new
+    files = {p.relative_to(env.tuned_dir).as_posix() for p in env.tuned_dir.rglob("*") if p.is_file()}
+    assert files == {"h200.yaml", f"h200/{digests[new][:16]}.cubin"}
+
+
+def test_saving_over_a_broken_file_leaves_it_alone(env):
+    path = env.tuned_dir / "h200.yaml"
+    path.parent.mkdir()
+    path.write_text("schema: 1\n")
+    with pytest.raises(RegistryError, match="cut short"):
+        registry.save_entries(path, "h200", [make_entry()], {})
+    assert [p.name for p in path.parent.iterdir()] == ["h200.yaml"]
+    assert path.read_text() == "schema: 1\n"
+
+
+def test_a_cubin_under_a_false_digest_is_not_saved(env):
+    with pytest.raises(RegistryError, match="digest"):
+        registry.save_entries(env.tuned_dir / "h200.yaml", "h200", [make_entry()], {"0" * 64: b"cubin"})
+    assert not env.tuned_dir.exists()
+
+
+def test_a_changed_cubin_is_refused(env):
+    data = b"cubin"
+    digest = hashlib.sha256(data).hexdigest()
+    registry.save_entries(env.tuned_dir / "h200.yaml", "h200", [make_entry(cubin=data)], {digest: data})
+    (env.tuned_dir / "h200" / f"{digest[:16]}.cubin").write_bytes(b"another")
+    with pytest.raises(RegistryError, match=f"{digest[:16]}.cubin"):
+        registry.read_cubin(registry.lookup(GPUS["h200"], CAUSAL, 1, env))
+
+
+def test_an_absent_cubin_is_none(env):
+    save(env.tuned_dir, "h200", make_entry())
+    assert registry.read_cubin(registry.lookup(GPUS["h200"], CAUSAL, 1, env)) is None
+
+
+# --- looking up
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "bucket"), [(1, 1), (2047, 1), (2048, 2048), (8191, 2048), (8192, 8192), (10**6, 8192)]
+)
+def test_the_bucket_that_holds_the_length_answers(env, kv_len, bucket):
+    save(env.tuned_dir, "h200", *(make_entry(kv=kv) for kv in ((1, 2047), (2048, 8191), (8192, None))))
+    found = registry.lookup(GPUS["h200"], CAUSAL, kv_len, env)
+    assert found.entry.bucket.kv_min == bucket
+    assert (found.borrowed, found.out_of_range) == (False, False)
+
+
+def test_entries_that_differ_in_mask_only_do_not_collide(env):
+    save(env.tuned_dir, "h200", make_entry(CAUSAL), make_entry(FULL, config=PER_WARP))
+    assert registry.lookup(GPUS["h200"], CAUSAL, 64, env).entry.config == CONFIG
+    assert registry.lookup(GPUS["h200"], FULL, 64, env).entry.config == PER_WARP
+    assert registry.lookup(GPUS["h200"], replace(FULL, dtype="fp16"), 64, env) is None
+
+
+def test_a_length_above_every_bucket_has_no_answer(env):
+    save(env.tuned_dir, "h200", make_entry(kv=(64, 2047)))
+    assert registry.lookup(GPUS["h200"], CAUSAL, 2048, env) is None
+
+
+def test_a_length_below_every_bucket_gets_the_next_longer(env):
+    save(env.tuned_dir, "h200", make_entry(kv=(64, 127)), make_entry(kv=(128, None)))
+    found = registry.lookup(GPUS["h200"], CAUSAL, 63, env)
+    assert found.entry.bucket.kv_min == 64
+    assert found.out_of_range
+
+
+def test_the_users_layer_goes_before_the_shipped(env):
+    save(env.tuned_dir, "h200", make_entry(config=PER_WARP))
+    save(registry.shipped_dir(), "h200", make_entry())
+    found = registry.lookup(GPUS["h200"], CAUSAL, 1, env)
+    assert found.entry.config == PER_WARP
+    assert not found.layer.shipped
+
+
+def test_a_measured_shipped_entry_goes_before_the_users_prediction(env):
+    save(env.tuned_dir, "h200", make_entry(config=PER_WARP, kind="predicted"))
+    save(registry.shipped_dir(), "h200", make_entry())
+    assert registry.lookup(GPUS["h200"], CAUSAL, 1, env).layer.shipped
+
+
+def test_siblings_lend_before_others_of_the_architecture(env):
+    # l20's declared siblings are l40, then l40s; rtx4090 has its architecture, h200 has not
+    save(env.tuned_dir, "h200", make_entry())
+    assert registry.lookup(GPUS["l20"], CAUSAL, 1, env) is None
+    for lender in ("rtx4090", "l40s", "l40"):
+        save(env.tuned_dir, lender, make_entry())
+        found = registry.lookup(GPUS["l20"], CAUSAL, 1, env)
+        assert (found.gpu_name, found.borrowed) == (lender, True)
+    save(env.tuned_dir, "l20", make_entry())
+    assert registry.lookup(GPUS["l20"], CAUSAL, 1, env).borrowed is False
+
+
+def test_a_bucket_of_a_sibling_goes_before_ones_own_longer_bucket(env):
+    save(env.tuned_dir, "h200", make_entry(kv=(2048, None)))
+    save(env.tuned_dir, "h100", make_entry(kv=(1, 2047)))
+    found = registry.lookup(GPUS["h200"], CAUSAL, 100, env)
+    assert (found.gpu_name, found.out_of_range) == ("h100", False)
+
+
+def test_a_gpu_without_a_row_borrows_from_its_architecture(env):
+    save(env.tuned_dir, "rtx4090", make_entry())
+    assert registry.lookup(None, CAUSAL, 1, env, arch="sm_90") is None
+    found = registry.lookup(None, CAUSAL, 1, env, arch="sm_89")
+    assert (found.gpu_name, found.borrowed) == ("rtx4090", True)
+
+
+def test_a_file_changed_by_a_tuner_is_seen(env):
+    path = env.tuned_dir / "h200.yaml"
+    save(env.tuned_dir, "h200", make_entry())
+    assert registry.lookup(GPUS["h200"], CAUSAL, 1, env).entry.config == CONFIG
+    save(env.tuned_dir, "h200", make_entry(config=PER_WARP))
+    assert registry.lookup(GPUS["h200"], CAUSAL, 1, env).entry.config == PER_WARP
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("gpu", sorted(GPUS))
+def test_shipped_registries_are_valid_and_their_cubins_match(gpu):
+    """Holds for whatever ships: every named cubin is there with its digest."""
+    file = registry.shipped_dir() / f"{gpu}.yaml"
+    if not file.exists():
+        return
+    for entry in parse_entries(file.read_text(), str(file), gpu):
+        layer = registry.Layer(file.parent, gpu, (entry,), True)
+        if entry.answer == "kernel":
+            assert registry.read_cubin(registry.Found(entry, gpu, False, False, layer)) is not None
+
+
+def test_entries_are_immutable():
+    with pytest.raises(AttributeError):
+        make_entry().answer = "sdpa"
+    assert msgspec.structs.replace(make_entry(), answer="sdpa").answer == "sdpa"
