@@ -1,0 +1,267 @@
+"""Which config to try next: asks over the enumerated valid configs of one problem, told every outcome.
+
+The valid list is the space: an ask is always a distinct, valid, unseen config. Optuna proposes; what it proposes
+outside the list is told back as infeasible, never as failed, because TPE does not learn from failed trials.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+from sagegen.journal import Record
+from sagegen.model import predict
+from sagegen.problem import Problem, Shape
+from sagegen.rules import Target, broken_rules
+from sagegen.space import Config, config_values, make_config, neighbours
+
+if TYPE_CHECKING:
+    import optuna
+
+Sampler = Literal["tpe", "random", "neighbour"]
+SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
+
+#: Share of the budget after which the neighbours of the best configs are tried before anything else.
+POLISH_FROM = 2 / 3
+_TOP = 3  # configs whose neighbours are tried, besides the best at each length
+_PROPOSALS = 6  # of Optuna for one ask, before the last one is moved to the nearest unseen config
+_RANDOM_STARTS = 15  # of the neighbour sampler
+
+
+class Searcher:
+    """Asks and tells over one problem's valid configs.
+
+    Args:
+        target: GPU and problem; its rules say how far an invalid proposal is off.
+        configs: every valid config, in the space's order.
+        first: tried before anything else, in this order: the default, the incumbent, promising starts.
+        sampler: `tpe`, or the baselines `random` and `neighbour`.
+        seed: makes the sequence of asks repeatable, given the same outcomes.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        configs: Sequence[Config],
+        *,
+        first: Sequence[Config] = (),
+        sampler: Sampler = "tpe",
+        seed: int = 0,
+    ) -> None:
+        self.target = target
+        self.records: dict[Config, Record] = {}
+        self.objectives: dict[Config, float] = {}
+        self._baseline: Record | None = None
+        self._baseline_config = first[0] if first else configs[0] if configs else None
+        self._unseen = dict.fromkeys([*first, *configs])
+        self._first = deque(dict.fromkeys(first))
+        self._random = random.Random(seed)
+        self._sampler = sampler
+        self._points = {config: _point(config) for config in self._unseen}
+        self._proposer = _Proposer(list(self._unseen), seed) if sampler == "tpe" and configs else None
+
+    @property
+    def exhausted(self) -> bool:
+        return not self._unseen
+
+    @property
+    def attempts(self) -> int:
+        """Configs told so far, failures included."""
+        return len(self.records)
+
+    def ask(self, count: int, progress: float = 0.0) -> list[Config]:
+        """Up to `count` configs that were never asked or told; fewer when the space runs out.
+
+        Args:
+            progress: share of the budget that is spent, 0 to 1.
+        """
+        asked: list[Config] = []
+        while self._unseen and len(asked) < count:
+            config = self._next(progress)
+            self._unseen.pop(config)
+            if self._proposer:
+                self._proposer.start(config)
+            asked.append(config)
+        return asked
+
+    def tell(self, config: Config, record: Record) -> None:
+        """Take the outcome of `config`, asked or known from a journal."""
+        self._unseen.pop(config, None)
+        self.records[config] = record
+        if record.outcome == "ok" and self._baseline is None:
+            self._baseline = record
+        value = objective(record, self._baseline)
+        if value is not None:
+            self.objectives[config] = value
+        if self._proposer:
+            self._proposer.finish(config, value)
+
+    def best(self, tokens: int | None = None, count: int = 1) -> list[Config]:
+        """The best measured configs: over all lengths, or by the median kernel time at `tokens`."""
+        if tokens is None:
+            return sorted(self.objectives, key=lambda config: self.objectives[config])[:count]
+        timed = {c: us for c in self.objectives if (us := self.records[c].median_us(tokens)) is not None}
+        return sorted(timed, key=lambda config: timed[config])[:count]
+
+    def _next(self, progress: float) -> Config:
+        while self._first:
+            config = self._first.popleft()
+            if config in self._unseen:
+                return config
+        if self._sampler == "random":
+            return self._draw()
+        polishing = progress >= POLISH_FROM or (self._sampler == "neighbour" and self.attempts >= _RANDOM_STARTS)
+        if polishing and (config := next(self._neighbours_of_best(), None)):
+            return config
+        return self._propose() if self._proposer else self._draw()
+
+    def _draw(self) -> Config:
+        return self._random.choice(list(self._unseen))
+
+    def _neighbours_of_best(self) -> Iterator[Config]:
+        """Unseen one-knob neighbours of the best configs overall, then of the best at each length."""
+        lengths = sorted({t.tokens for record in self.records.values() for t in record.samples})
+        tops = [*self.best(count=_TOP), *(config for tokens in lengths for config in self.best(tokens))]
+        for config in dict.fromkeys(tops):
+            yield from (near for near in neighbours(config) if near in self._unseen)
+
+    def _propose(self) -> Config:
+        """Optuna's next valid, unseen proposal; when it keeps missing, the unseen config nearest to its last one."""
+        assert self._proposer is not None
+        for _ in range(_PROPOSALS):
+            config = self._proposer.propose()
+            if config in self._unseen:
+                return config
+            self._proposer.dismiss(self._violation(config), self.objectives.get(config))
+        return min(self._unseen, key=lambda unseen: _distance(self._points[unseen], _point(config)))
+
+    def _violation(self, config: Config) -> float:
+        """How far a proposal is outside the rules; margins count in bytes, registers or flags, hence the logarithm."""
+        return sum(math.log1p(broken.margin) for broken in broken_rules(config, self.target))
+
+
+class _Proposer:
+    """An in-memory Optuna study over the parameters' positions, one trial per attempt."""
+
+    def __init__(self, configs: Sequence[Config], seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna = optuna
+        self._type = type(configs[0])
+        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self._distributions = _distributions(configs)
+        self._trials: dict[Config, optuna.trial.Trial] = {}
+        self._proposed: optuna.trial.Trial | None = None
+
+    def propose(self) -> Config:
+        """A point of the whole product space, valid or not; `start` or `dismiss` it next."""
+        self._proposed = self._study.ask(self._distributions)
+        return make_config(self._type, self._proposed.params)
+
+    def dismiss(self, violation: float, known: float | None) -> None:
+        """Tell the last proposal what is known of it: its objective, else that it is infeasible."""
+        assert self._proposed is not None
+        trial, self._proposed = self._proposed, None
+        self._tell(trial, known, violation or 1.0)
+
+    def start(self, config: Config) -> None:
+        """Hold a running trial for `config`: the pending proposal if it is that config, else one made for it."""
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None and make_config(self._type, proposed.params) == config:
+            self._trials[config] = proposed
+            return
+        if proposed is not None:
+            self._tell(proposed, None, 1.0)
+        self._study.enqueue_trial(config_values(config))
+        self._trials[config] = self._study.ask(self._distributions)
+
+    def finish(self, config: Config, value: float | None) -> None:
+        """Tell `config`'s trial its objective, or None for a failure."""
+        if config not in self._trials:
+            self.start(config)
+        self._tell(self._trials.pop(config), value, 1.0)
+
+    def _tell(self, trial: optuna.trial.Trial, value: float | None, violation: float) -> None:
+        trial.set_constraint("violation", 0.0 if value is not None else violation)
+        self._study.tell(trial, math.inf if value is None else value)
+
+
+def _distributions(configs: Sequence[Config]) -> dict[str, optuna.distributions.BaseDistribution]:
+    """One categorical per parameter, of the values that some valid config has.
+
+    Numbers are few and far between (2, 4, 8), so categories lose little of their order and need no mapping.
+    """
+    from optuna.distributions import CategoricalDistribution
+
+    return {
+        param.name: CategoricalDistribution(
+            [v for v in param.values if any(getattr(c, param.name) == v for c in configs)]
+        )
+        for param in configs[0].params
+    }
+
+
+def objective(record: Record, baseline: Record | None) -> float | None:
+    """Geometric mean, over the lengths, of kernel time relative to the baseline's; None for a failure.
+
+    Args:
+        baseline: the default config's record, or the first that succeeded.
+    """
+    if record.outcome != "ok" or baseline is None:
+        return None
+    ratios = [t.median_us / us for t in record.samples if (us := baseline.median_us(t.tokens))]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def promising_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape], count: int) -> list[Config]:
+    """The configs that the model ranks best, no two of them differing in fewer than two parameters."""
+    ranked = rank_configs(configs, target, shapes)
+    chosen: list[Config] = []
+    points: list[tuple[float, ...]] = []
+    for config in ranked:
+        if len(chosen) == count:
+            break
+        point = _point(config)
+        if all(sum(a != b for a, b in zip(point, other, strict=True)) >= 2 for other in points):
+            chosen.append(config)
+            points.append(point)
+    return chosen
+
+
+def rank_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape]) -> list[Config]:
+    """`configs` by the model's geometric mean time over `shapes`, fastest first; equals keep their order."""
+
+    def cost(config: Config) -> float:
+        return sum(math.log(predict(config, target.problem, shape, target.gpu).kernel_us) for shape in shapes)
+
+    return sorted(configs, key=cost)
+
+
+def simulate(searcher: Searcher, run: Callable[[Problem, Config], Record], trials: int, batch: int = 1) -> list[float]:
+    """Search without a GPU: the best objective after each attempt (inf until one succeeds).
+
+    Args:
+        run: answers an attempt, e.g. `journal.replay`.
+        batch: configs asked at once, as a tuning run does to keep the compiler busy.
+    """
+    curve: list[float] = []
+    while len(curve) < trials and not searcher.exhausted:
+        for config in searcher.ask(min(batch, trials - len(curve)), len(curve) / trials):
+            searcher.tell(config, run(searcher.target.problem, config))
+            curve.append(min(searcher.objectives.values(), default=math.inf))
+    return curve
+
+
+def _point(config: Config) -> tuple[float, ...]:
+    """Positions of a config's values in their lists, scaled to 0..1."""
+    return tuple(
+        param.values.index(getattr(config, param.name)) / max(1, len(param.values) - 1) for param in config.params
+    )
+
+
+def _distance(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(abs(x - y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,156 @@
+"""The model's orderings are those of the papers and of the hardware notes; its absolute times are not tested."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sagegen.gpu import Gpu, find_gpu
+from sagegen.model import Measured, estimate_occupancy, predict
+from sagegen.problem import Problem, Shape
+from sagegen.space import Config, MmaConfig
+
+D128 = Problem(128, "fp16", False)
+D64 = Problem(64, "fp16", False)
+CONFIG: Config = MmaConfig(128, 64, 8, 2, "e4m3f32", 64, "i2f", "thread", 32, 64, "always", "reg", 1)
+F16 = replace(CONFIG, pv="f16f32", accum_depth=0)
+LONG = Shape(4, 32, 32, 4096, 4096)
+ADA = [find_gpu("rtx4090"), find_gpu("l20")]
+H200 = find_gpu("h200")
+
+
+def wgmma_rates() -> Gpu:
+    """An H200 whose matrix units run at wgmma's measured rates: what hardware.md's balance of units speaks of."""
+    return replace(H200, peaks=MappingProxyType({"s8": 1929.0, "e4m3f32": 1708.0, "f16f32": 873.0}))
+
+
+def test_at_d128_matrix_units_and_mufu_saturate_together_and_at_d64_mufu_is_the_limit() -> None:
+    at_128 = predict(CONFIG, D128, LONG, wgmma_rates()).units_us
+    at_64 = predict(CONFIG, D64, LONG, wgmma_rates()).units_us
+    assert at_128["matrix"] == pytest.approx(at_128["mufu"], rel=0.2)
+    assert at_64["mufu"] > 1.6 * at_64["matrix"]
+
+
+@pytest.mark.parametrize("gpu", ADA, ids=lambda gpu: gpu.name)
+@pytest.mark.parametrize("problem", [D64, D128], ids=lambda problem: problem.name)
+def test_fp8_pv_beats_fp16_pv_where_the_gpu_has_fp8_units(gpu: Gpu, problem: Problem) -> None:
+    assert predict(CONFIG, problem, LONG, gpu).kernel_us < predict(F16, problem, LONG, gpu).kernel_us
+
+
+def test_fp8_pv_is_slower_where_it_is_emulated() -> None:
+    assert "e4m3f32" not in H200.peaks
+    assert predict(CONFIG, D128, LONG, H200).kernel_us > predict(F16, D128, LONG, H200).kernel_us
+
+
+def test_the_rtx4090_is_faster_than_the_l20() -> None:
+    rtx4090, l20 = (predict(CONFIG, D128, LONG, gpu).kernel_us for gpu in ADA)
+    assert rtx4090 < l20
+
+
+def test_no_prediction_beats_the_matrix_units() -> None:
+    prediction = predict(CONFIG, D128, LONG, ADA[0])
+    bound = LONG.flops(D128) / 2 * (1 / 660.6e12 + 1 / 330.3e12) * 1e6  # Ada whitepaper's peaks
+    assert prediction.units_us["matrix"] == pytest.approx(bound)
+    assert prediction.kernel_us >= bound
+
+
+def test_spills_cost_time() -> None:
+    clean, spilling = (predict(CONFIG, D128, LONG, ADA[0], Measured(168, spill)).kernel_us for spill in (0, 400))
+    assert spilling > clean
+
+
+def test_more_resident_blocks_are_no_better_when_they_make_the_kernel_spill() -> None:
+    alone = predict(CONFIG, D64, LONG, ADA[0], Measured(255, 0))
+    crowded = predict(replace(CONFIG, min_blocks=2), D64, LONG, ADA[0], Measured(128, 3000))
+    assert crowded.occupancy.blocks_per_sm > alone.occupancy.blocks_per_sm
+    assert crowded.kernel_us > alone.kernel_us
+
+
+def test_more_resident_blocks_are_better_when_they_cost_nothing() -> None:
+    alone = predict(CONFIG, D64, LONG, ADA[0], Measured(255))
+    crowded = predict(CONFIG, D64, LONG, ADA[0], Measured(128))
+    assert crowded.kernel_us < alone.kernel_us
+
+
+def test_promoting_more_often_costs_instructions() -> None:
+    deep, shallow = (
+        predict(replace(CONFIG, accum_depth=depth), D128, LONG, ADA[0]).units_us["issue"] for depth in (64, 32)
+    )
+    assert shallow > deep
+
+
+def test_the_magic_bias_takes_the_conversions_off_the_half_rate_pipe() -> None:
+    i2f, magic = (predict(replace(CONFIG, conversion=c), D128, LONG, ADA[0]).units_us for c in ("i2f", "magic"))
+    assert magic["half_rate"] < i2f["half_rate"]
+    assert magic["issue"] == pytest.approx(i2f["issue"])  # hopper.md: a MOV instead of an I2F, no gain in slots
+
+
+def test_skipping_the_rescale_saves_instructions_only_without_promotions() -> None:
+    def issue(config: Config) -> float:
+        return predict(config, D128, LONG, ADA[0]).units_us["issue"]
+
+    assert issue(replace(F16, rescale="skip")) < issue(F16)
+    assert issue(replace(CONFIG, rescale="skip")) == issue(CONFIG)
+
+
+def test_warps_with_fewer_rows_read_the_tiles_from_shared_memory_more_often() -> None:
+    eight, four = (predict(replace(CONFIG, warps=w), D64, LONG, ADA[0]).units_us["shared"] for w in (8, 4))
+    assert eight > 1.5 * four
+
+
+@given(length=st.integers(min_value=1, max_value=20000), causal=st.booleans(), head_dim=st.sampled_from([64, 128]))
+def test_a_longer_call_takes_longer(length: int, causal: bool, head_dim: int) -> None:
+    problem = Problem(head_dim, "fp16", causal)
+    shapes = [Shape(2, 8, 8, tokens, tokens) for tokens in (length, 2 * length + 256)]
+    short, long = (predict(CONFIG, problem, shape, ADA[1]) for shape in shapes)
+    assert 0 < short.kernel_us < long.kernel_us
+    assert short.call_us < long.call_us
+
+
+def test_causal_takes_about_half() -> None:
+    full, causal = (predict(CONFIG, replace(D128, is_causal=c), LONG, ADA[0]).kernel_us for c in (False, True))
+    assert 0.45 * full < causal < 0.65 * full
+
+
+def test_causal_with_hardly_any_keys_is_left_with_moving_queries_and_output() -> None:
+    prediction = predict(CONFIG, replace(D128, is_causal=True), Shape(4, 32, 32, 4096, 128), ADA[0])
+    assert prediction.limit == "dram"
+    assert prediction.kernel_us == prediction.dram_us
+
+
+def test_one_block_too_many_costs_a_wave() -> None:
+    gpu = ADA[0]
+    slots = gpu.sms * estimate_occupancy(CONFIG, D128, gpu).blocks_per_sm
+    fits, spills_over = (predict(CONFIG, D128, Shape(1, heads, heads, 128, 4096), gpu) for heads in (slots, slots + 1))
+    assert fits.waves == 1.0
+    assert spills_over.kernel_us > 1.3 * fits.kernel_us
+
+
+def test_occupancy_is_limited_by_registers_shared_memory_and_threads() -> None:
+    gpu = ADA[0]
+    # 65536 registers / (168 x 256 threads) = 1.5; d128: two stages of 16.5 KiB leave room for 2; 1536 threads for 6
+    assert estimate_occupancy(CONFIG, D128, gpu, Measured(168)).blocks_per_sm == 1
+    # 65536 / (64 x 256) = 4; shared memory: 100 KiB / (2 x (8.25 + 8.25) KiB + 1 KiB) = 2
+    assert estimate_occupancy(CONFIG, D128, gpu, Measured(64)).blocks_per_sm == 2
+
+
+@pytest.mark.parametrize(("tokens", "milliseconds"), [(32768, 1.6), (2048, 0.10)])
+def test_quantizing_takes_what_was_measured_on_the_h200(tokens: int, milliseconds: float) -> None:
+    """hardware.md, "Byte and time floors": d128, batch 4, 32 heads."""
+    prediction = predict(CONFIG, D128, Shape(4, 32, 32, tokens, tokens), H200)
+    assert prediction.quantize_us / 1e3 == pytest.approx(milliseconds, rel=0.05)
+
+
+def test_v_that_is_not_quantized_moves_fewer_bytes() -> None:
+    quantized, plain = (predict(c, D128, LONG, H200).quantize_us for c in (CONFIG, F16))
+    assert plain / quantized == pytest.approx(8 / 13)
+
+
+def test_grouped_heads_quantize_fewer_keys() -> None:
+    grouped = predict(CONFIG, D128, replace(LONG, heads_kv=8), H200)
+    assert grouped.quantize_us < predict(CONFIG, D128, LONG, H200).quantize_us
+    assert grouped.dram_us < predict(CONFIG, D128, LONG, H200).dram_us

@@ -1,0 +1,196 @@
+"""The searcher asks distinct valid configs, in a sensible order, and learns from failures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from dataclasses import replace
+from statistics import mean
+
+import pytest
+
+from sagegen.gpu import find_gpu
+from sagegen.journal import Outcome, Record, Samples, replay
+from sagegen.problem import Problem, Shape
+from sagegen.rules import Target, broken_rules, default_config
+from sagegen.search import SAMPLERS, Sampler, Searcher, objective, promising_configs, rank_configs, simulate
+from sagegen.space import Config, neighbours
+
+TARGET = Target(find_gpu("l20"), Problem(64, "fp16", False))
+DEFAULT = default_config(TARGET)
+SHAPES = (Shape(16, 32, 32, 1024, 1024), Shape(1, 32, 32, 16384, 16384))
+KNOBS = {
+    "block_q": (64, 128),
+    "block_k": (64, 128),
+    "warps": (2, 4, 8),
+    "stages": (2, 3),
+    "conversion": ("i2f", "magic"),
+    "rescale": ("always", "skip"),
+    "q_operand": ("reg", "smem"),
+    "min_blocks": (1, 2),
+}
+SPACE = [
+    config
+    for values in itertools.product(*KNOBS.values())
+    if not broken_rules(config := replace(DEFAULT, **dict(zip(KNOBS, values, strict=True))), TARGET)  # type: ignore[arg-type]
+]
+
+
+def make_record(config: Config, us: float = 100.0, outcome: Outcome = "ok") -> Record:
+    samples = (Samples(1024, 16, 32, 32, (us,)), Samples(16384, 1, 32, 32, (us,))) if outcome == "ok" else ()
+    return Record(TARGET.problem.name, config.name, "screen", outcome, "l20", 1, "aa", samples=samples)
+
+
+def landscape(seed: int) -> dict[Config, float]:
+    """Additive in the knobs, with one pair of them interacting."""
+    rng = random.Random(seed)
+    cost = {(knob, value): rng.uniform(0, 1) for knob, values in KNOBS.items() for value in values}
+    pair = {(warps, stages): rng.uniform(0, 1) for warps in (2, 4, 8) for stages in (2, 3)}
+    return {
+        config: 100 * math.exp(sum(cost[k, getattr(config, k)] for k in KNOBS) + pair[config.warps, config.stages])
+        for config in SPACE
+    }
+
+
+def searcher(sampler: Sampler = "tpe", seed: int = 0, configs: list[Config] = SPACE, **options: object) -> Searcher:
+    return Searcher(TARGET, configs, first=[DEFAULT], sampler=sampler, seed=seed, **options)  # type: ignore[arg-type]
+
+
+def test_the_test_space_is_worth_searching() -> None:
+    assert DEFAULT in SPACE
+    assert 100 < len(SPACE) < math.prod(map(len, KNOBS.values()))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_twelve_configs_and_a_hundred_trials_measure_twelve(sampler: Sampler) -> None:
+    search = Searcher(TARGET, SPACE[:12], sampler=sampler)
+    asked: list[Config] = []
+    for trial in range(100):
+        for config in search.ask(1, trial / 100):
+            asked.append(config)
+            search.tell(config, make_record(config))
+    assert sorted(c.name for c in asked) == sorted(c.name for c in SPACE[:12])
+    assert search.exhausted
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_ask_is_valid_and_unseen_failures_included(sampler: Sampler) -> None:
+    search, asked = searcher(sampler), []
+    for trial in range(40):
+        for config in search.ask(2, trial / 40):
+            search.tell(config, make_record(config, outcome="crash" if config.warps == 8 else "ok"))
+            asked.append(config)
+    assert len(set(asked)) == len(asked) == 80
+    assert set(asked) <= set(SPACE)
+
+
+def test_asks_of_one_batch_differ_before_any_outcome_is_known() -> None:
+    batch = searcher().ask(30)
+    assert len(set(batch)) == 30
+
+
+def test_the_default_comes_first_then_the_incumbent_then_the_other_starts() -> None:
+    starts = [DEFAULT, SPACE[7], SPACE[3]]
+    search = Searcher(TARGET, SPACE, first=[*starts, SPACE[7]])
+    assert search.ask(2) + search.ask(1) == starts
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_what_a_journal_knows_is_never_asked_again(sampler: Sampler) -> None:
+    search = searcher(sampler)
+    known = SPACE[:-20]
+    for config in known:
+        search.tell(config, make_record(config))
+    assert set(search.ask(1000)) == (set(SPACE) | {DEFAULT}) - set(known)
+
+
+def test_a_known_start_is_skipped() -> None:
+    search = Searcher(TARGET, SPACE, first=[DEFAULT, SPACE[5]])
+    search.tell(DEFAULT, make_record(DEFAULT))
+    assert search.ask(1) == [SPACE[5]]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_same_seed_and_outcomes_give_the_same_asks(sampler: Sampler) -> None:
+    times = landscape(1)
+    runs = []
+    for _ in range(2):
+        search, asked = searcher(sampler, seed=5), []
+        for trial in range(25):
+            (config,) = search.ask(1, trial / 25)
+            asked.append(config)
+            search.tell(config, make_record(config, times[config]))
+        runs.append(asked)
+    assert runs[0] == runs[1]
+
+
+def test_tpe_stays_away_from_a_region_where_everything_fails() -> None:
+    search = searcher()
+    failures = []
+    for _ in range(70):
+        (config,) = search.ask(1)
+        fails = config.q_operand == "smem"
+        failures.append(fails)
+        search.tell(config, make_record(config, outcome="accuracy" if fails else "ok"))
+    share = sum(c.q_operand == "smem" for c in SPACE) / len(SPACE)
+    assert mean(failures[30:]) < share / 2
+
+
+def test_the_last_third_tries_one_knob_neighbours_of_the_best() -> None:
+    search = searcher()
+    search.tell(DEFAULT, make_record(DEFAULT, 210))
+    for config, us in zip(SPACE[:60], range(200, 140, -1), strict=True):
+        search.tell(config, make_record(config, us))
+    best = search.best(count=3)
+    near = {config for top in best for config in neighbours(top)}
+    assert set(search.ask(3, progress=0.7)) <= near
+    assert best[0] == SPACE[59]
+
+
+def test_each_length_has_its_own_best() -> None:
+    search = searcher()
+    for config, short, long in ((SPACE[0], 10.0, 30.0), (SPACE[1], 20.0, 20.0), (SPACE[2], 30.0, 10.0)):
+        samples = (Samples(1024, 16, 32, 32, (short,)), Samples(16384, 1, 32, 32, (long,)))
+        search.tell(config, replace(make_record(config), samples=samples))
+    assert search.best(1024) == [SPACE[0]]
+    assert search.best(16384, count=2) == [SPACE[2], SPACE[1]]
+
+
+def test_the_objective_is_the_geometric_mean_of_ratios_to_the_default() -> None:
+    baseline = make_record(DEFAULT, 100.0)
+    samples = (Samples(1024, 16, 32, 32, (90.0, 50.0, 20.0)), Samples(16384, 1, 32, 32, (800.0,)))
+    other = replace(baseline, samples=samples)
+    assert objective(other, baseline) == pytest.approx(2.0)  # sqrt(50/100 * 800/100)
+    assert objective(baseline, baseline) == 1.0
+    assert objective(make_record(DEFAULT, outcome="crash"), baseline) is None
+
+
+def test_when_the_default_fails_the_first_success_is_the_baseline() -> None:
+    search = searcher()
+    search.tell(DEFAULT, make_record(DEFAULT, outcome="compile"))
+    search.tell(SPACE[0], make_record(SPACE[0], 80.0))
+    search.tell(SPACE[1], make_record(SPACE[1], 40.0))
+    assert search.objectives == {SPACE[0]: 1.0, SPACE[1]: 0.5}
+
+
+def test_starts_are_the_models_favourites_and_unlike_each_other() -> None:
+    starts = promising_configs(SPACE, TARGET, SHAPES, 6)
+    assert len(starts) == 6
+    assert starts[0] == rank_configs(SPACE, TARGET, SHAPES)[0]
+    for one, other in itertools.combinations(starts, 2):
+        assert sum(getattr(one, knob) != getattr(other, knob) for knob in KNOBS) >= 2
+
+
+def test_searching_beats_guessing_on_a_recorded_landscape() -> None:
+    gaps: dict[str, list[float]] = {sampler: [] for sampler in SAMPLERS}
+    for seed in (1, 2, 3):
+        times = landscape(seed)
+        for sampler in SAMPLERS:
+            run = replay([make_record(config, us) for config, us in times.items()])
+            curve = simulate(searcher(sampler, seed), run, 40)
+            assert len(curve) == 40
+            assert curve == sorted(curve, reverse=True)
+            gaps[sampler].append(curve[-1] * times[DEFAULT] / min(times.values()) - 1)
+    assert mean(gaps["tpe"]) < mean(gaps["random"]) / 2
+    assert mean(gaps["neighbour"]) < mean(gaps["random"]) / 2
