@@ -6,7 +6,6 @@ import hashlib
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import threading
 import time
@@ -21,7 +20,7 @@ from sagegen.errors import BuildError, ToolchainError
 from sagegen.plan import ROLES, Role
 from sagegen.render import Source
 from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, read_record
-from sagegen.toolkit import Toolkit, find_toolkit
+from sagegen.toolkit import Toolkit, find_ninja, find_toolkit
 
 __all__ = ["Built", "BuildFailure", "Resources", "Toolkit", "build_batch", "find_toolkit"]
 
@@ -199,9 +198,7 @@ def _write_ninja_file(folder: Path, sources: Sequence[Source], settings: _Settin
 
 
 def _run_ninja(folder: Path, settings: _Settings) -> None:
-    import ninja
-
-    program = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
+    program = find_ninja()
     if program is None:
         raise ToolchainError("ninja is missing", "pip install ninja")
     temporary = folder / "tmp"

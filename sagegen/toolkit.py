@@ -42,6 +42,13 @@ def find_toolkit(env: Env, environ: Mapping[str, str] = os.environ) -> Toolkit:
     return _read_toolkit(_real_nvcc(Path(nvcc)))
 
 
+def find_ninja() -> str | None:
+    """The ninja program: the pip wheel's, else PATH's; None when there is none."""
+    import ninja
+
+    return shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
+
+
 def _nvcc_places(env: Env, environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
     yield "SAGEGEN_NVCC", env.nvcc
     spec = importlib.util.find_spec("nvidia")

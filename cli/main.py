@@ -1,0 +1,75 @@
+"""The `sagegen` command: a group whose commands are imported only when they run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import IO, Any
+
+import click
+
+from sagegen.errors import SagegenError
+
+#: What `sagegen --help` says of each command, so that it imports none of them.
+COMMANDS = {
+    "gpus": "List the known GPUs and those of this machine.",
+    "doctor": "Check what running and building kernels needs on this machine.",
+    "show": "Show the tuned registry, one of its entries, or the search space.",
+    "render": "Print the CUDA source of a config.",
+    "build": "Compile a config and print what it takes.",
+    "tune": "Search the best configs for a GPU and write its registry.",
+    "verify": "Check tuned kernels against the exact reference on this GPU.",
+    "bench": "Time tuned kernels against torch SDPA on this GPU.",
+}
+
+
+class MisuseError(click.ClickException):
+    """A SagegenError as click shows it: one message on stderr, exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, error: SagegenError) -> None:
+        super().__init__(error.message)
+        self.remedy = error.remedy
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        super().show(file)
+        if self.remedy:
+            click.echo(f"Remedy: {self.remedy}", file=file, err=True)
+
+
+class LazyGroup(click.Group):
+    """A group of the COMMANDS: command NAME is `command` of the module sagegen.cli.NAME."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"sagegen.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SagegenError as error:
+            raise MisuseError(error) from error
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(importlib.metadata.version("sagegen"), prog_name="sagegen")
+def main() -> None:
+    """Generate, tune and ship quantized attention kernels.
+
+    Exit codes: 0 done, 1 found wrong, 2 misuse.
+
+    \b
+    Example: tune for the GPU of this machine, then look at the result
+      sagegen tune --gpu h200
+      sagegen show --gpu h200
+    """

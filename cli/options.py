@@ -1,0 +1,56 @@
+"""Options that several commands share, and the values they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, get_args
+
+import click
+
+from sagegen.problem import DTYPES, HEAD_DIMS, Dtype, Problem
+from sagegen.rules import Target, check_config, default_config
+from sagegen.space import Config, parse_config
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+gpu_option = click.option("--gpu", "gpu_name", required=True, metavar="NAME", help="GPU, as `sagegen gpus` names it.")
+config_option = click.option(
+    "--config", "config_name", required=True, metavar="NAME", help="Config by its name, or `default`."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def problem_options(command: Command) -> Command:
+    """Adds --head-dim, --dtype and --causal; `make_problem` takes their values."""
+    for option in (
+        click.option("--causal", "is_causal", is_flag=True, help="Causal mask."),
+        click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Input dtype."),
+        click.option(
+            "--head-dim",
+            type=click.Choice([str(d) for d in HEAD_DIMS]),
+            default="128",
+            show_default=True,
+            help="Channels per head.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def make_problem(head_dim: str, dtype: str, is_causal: bool) -> Problem:
+    known: dict[str, Dtype] = {name: name for name in get_args(Dtype)}
+    return Problem(int(head_dim), known[dtype], is_causal)
+
+
+def make_config(name: str, target: Target) -> Config:
+    """The config that `name` spells, valid on `target`; `default` is the target's default config.
+
+    Raises:
+        UnknownNameError: the name spells no config.
+        ConfigError: the config breaks a rule.
+    """
+    if name == "default":
+        return default_config(target)
+    config = parse_config(name)
+    check_config(config, target)
+    return config

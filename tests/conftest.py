@@ -1,0 +1,54 @@
+"""What all tests share: isolation from the user's settings, and reasons to skip."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from sagegen.env import VARIABLES, read_env
+from sagegen.errors import ToolchainError
+from sagegen.gpu import detect_gpus
+from sagegen.toolkit import find_toolkit
+
+# the same examples in every run; a slow machine is no failure
+settings.register_profile("sagegen", derandomize=True, deadline=None)
+settings.load_profile("sagegen")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Every SAGEGEN_* variable unset, cache and registries in a folder of this run; yields that folder."""
+    folder = tmp_path_factory.mktemp("sagegen")
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in VARIABLES:
+            if variable.name != "SAGEGEN_NVCC":
+                patch.delenv(variable.name, raising=False)
+        patch.setenv("SAGEGEN_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("SAGEGEN_TUNED_DIR", str(folder / "tuned"))
+        yield folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {"gpu": _why_no_gpu(), "compile": _why_no_compiler()}
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_gpu() -> str | None:
+    return None if detect_gpus() else "needs a CUDA GPU; NVML shows none"
+
+
+def _why_no_compiler() -> str | None:
+    if os.environ.get("CI"):  # there a missing compiler is a failure, not a reason to pass
+        return None
+    try:
+        find_toolkit(read_env())
+    except ToolchainError as error:
+        return f"needs nvcc: {error}"
+    return None
