@@ -16,6 +16,8 @@ Role = Literal["stats", "quantize", "attention"]
 ROLES: tuple[Role, ...] = ("stats", "quantize", "attention")
 
 _MAX_GRID = 2**31 - 1
+#: Kernels index tokens with 32 bits and may count one tile past the end.
+_MAX_TOKENS = 2**30
 _MIN_SPLIT_TOKENS = 128
 
 
@@ -75,8 +77,10 @@ def make_plan(
         want_lse: whether the log-sum-exp is written.
 
     Raises:
-        ArgumentError: the call needs more thread blocks than a grid can have.
+        ArgumentError: a length exceeds 2^30 tokens, or the call needs more thread blocks than a grid can have.
     """
+    if max(shape.q_len, shape.kv_len) > _MAX_TOKENS:
+        raise ArgumentError(f"q, k: {max(shape.q_len, shape.kv_len)} tokens are more than 2^30", "split the sequence")
     layout = make_layout(config, problem)
     kv_heads = shape.batch * shape.heads_kv
     q_heads = shape.batch * shape.heads_q

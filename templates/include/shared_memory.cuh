@@ -21,17 +21,17 @@ __device__ __forceinline__ void async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrix_x4(uint32_t (&matrix)[4], const void* row) {
+// Four 8x8 matrices of 16-bit elements; lane l gives the shared address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrix_x4(uint32_t (&matrix)[4], uint32_t row_address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
-                 : "r"(shared_address(row))
+                 : "r"(row_address)
                  : "memory");
 }
-__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&matrix)[4], const void* row) {
+__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&matrix)[4], uint32_t row_address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(matrix[0]), "=r"(matrix[1]), "=r"(matrix[2]), "=r"(matrix[3])
-                 : "r"(shared_address(row))
+                 : "r"(row_address)
                  : "memory");
 }
 

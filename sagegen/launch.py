@@ -1,0 +1,168 @@
+"""Load a cubin and launch its kernels through the CUDA driver.
+
+One parameter struct goes to all three kernels of a source by value, so a warm call writes six pointers into a prepared
+buffer and makes three driver calls. Everything runs in torch's primary context, on the stream it is given.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from sagegen.abi import PARAMS_BYTES, POINTER_STRUCT
+from sagegen.errors import DriverError
+from sagegen.layout import make_layout
+from sagegen.plan import ROLES, Launch, Plan, Role
+from sagegen.problem import Problem
+from sagegen.space import Config
+
+_DRIVER_REMEDY = "check the machine with: sagegen doctor"
+
+
+@functools.cache
+def driver_problem() -> str | None:
+    """Why no CUDA driver can be used here, or None. Creates no context and never blocks."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver: libcuda.so.1 was not found"
+    import torch
+
+    if not torch.cuda.is_available():
+        return "an NVIDIA driver is installed, but torch sees no GPU that it can use"
+    return None
+
+
+def _driver() -> Any:
+    """cuda.bindings.driver, imported on first use: `import sagegen` must not pay for it."""
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _check(result: tuple[Any, ...], doing: str) -> Any:
+    """The value of a driver call, or DriverError with CUDA's own name for what went wrong."""
+    status, *values = result
+    if status.value != 0:
+        raise DriverError(f"CUDA driver: {status.name} while {doing}", _DRIVER_REMEDY)
+    return values[0] if values else None
+
+
+@dataclass(slots=True)
+class PreparedCall:
+    """The launches of one plan, ready but for their pointers.
+
+    Not for concurrent use: it owns the buffer that its parameters are written to. Keep one per thread.
+    """
+
+    program: Program
+    plan: Plan
+    _buffer: Any = field(init=False)
+    _calls: dict[Role, tuple[Any, ...]] = field(init=False)
+    _streams: dict[int, Any] = field(init=False, default_factory=dict)
+    _keep: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(PARAMS_BYTES)
+        self._buffer[POINTER_STRUCT.size : PARAMS_BYTES] = self.plan.constants
+        self._keep = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self._calls = {launch.role: self._arguments(launch) for launch in self.plan.launches}
+
+    def _arguments(self, launch: Launch) -> tuple[Any, ...]:
+        function = self.program.functions[launch.role]
+        return (function, launch.grid, 1, 1, launch.threads, 1, 1, launch.smem_bytes)
+
+    def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
+        """Launch all kernels in order on `stream`. Arguments are device addresses; `lse` 0 when it is not wanted.
+
+        Raises:
+            DriverError: a launch was refused. Faults inside a kernel surface at the next synchronization, as ever.
+        """
+        POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
+        for role in ROLES:
+            self._launch(role, stream)
+
+    def launch_role(
+        self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int
+    ) -> None:
+        """Launch one kernel, for timing it: `attention` reads what `quantize` left in the workspace."""
+        POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
+        self._launch(role, stream)
+
+    def _launch(self, role: Role, stream: int) -> None:
+        handle = self._streams.get(stream)
+        if handle is None:
+            handle = self._streams[stream] = _driver().CUstream(stream)
+        (status,) = self.program.launch_kernel(*self._calls[role], handle, ctypes.addressof(self._keep), 0)
+        if status.value != 0:
+            raise DriverError(f"CUDA driver: {status.name} while launching {role} of {self.program.name}", _DRIVER_REMEDY)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A loaded cubin on one device.
+
+    Attributes:
+        name: the source's name.
+        device: torch's device index.
+        functions: CUDA function handle per role.
+        registers: registers per thread of each kernel, as loaded.
+        launch_kernel: the driver's launch call.
+    """
+
+    name: str
+    problem: Problem
+    config: Config
+    device: int
+    functions: dict[Role, Any]
+    registers: dict[Role, int]
+    launch_kernel: Any
+    module: Any
+
+    def prepare(self, plan: Plan) -> PreparedCall:
+        return PreparedCall(self, plan)
+
+    def unload(self) -> None:
+        """Give the module's memory back; the program and its prepared calls are unusable afterwards."""
+        _check(_driver().cuModuleUnload(self.module), f"unloading {self.name}")
+
+
+def load_program(cubin: bytes, source_name: str, problem: Problem, config: Config, device: int) -> Program:
+    """Load `cubin` into torch's primary context of `device`.
+
+    Args:
+        cubin: SASS built for the device's architecture.
+        source_name: name of the source it was built from; its kernels are `<role>_<source_name>`.
+
+    Raises:
+        DriverError: no usable driver, the cubin is for another architecture or damaged, or a kernel is missing.
+    """
+    if problem_text := driver_problem():
+        raise DriverError(problem_text, _DRIVER_REMEDY)
+    import torch
+
+    driver = _driver()
+    functions: dict[Role, Any] = {}
+    registers: dict[Role, int] = {}
+    attribute = driver.CUfunction_attribute
+    smem_bytes = make_layout(config, problem).smem_bytes
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # makes the primary context current in this thread
+        torch.cuda.synchronize()
+        module = _check(driver.cuModuleLoadData(cubin), f"loading {source_name}")
+        for role in ROLES:
+            entry = f"{role}_{source_name}"
+            function = _check(driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry}")
+            registers[role] = _check(
+                driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS, function), f"inspecting {entry}"
+            )
+            functions[role] = function
+        _check(
+            driver.cuFuncSetAttribute(
+                functions["attention"], attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, smem_bytes
+            ),
+            f"reserving {smem_bytes} bytes of shared memory for {source_name}",
+        )
+    return Program(source_name, problem, config, device, functions, registers, driver.cuLaunchKernel, module)
