@@ -5,7 +5,7 @@ One JSON object per line in each direction. A job's `job` member names its type;
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
 import msgspec
@@ -88,6 +88,8 @@ class Finals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     peers: bool = False
 
 
+#: Says which candidate is about to run, by its source name.
+Tell = Callable[[str], None]
 Job = Union[Ping, Gate, Screen, Finals]  # noqa: UP007 - msgspec resolves it at run time on 3.10
 
 
@@ -133,5 +135,5 @@ Message = Union[Ready, Progress, Done, Fault]  # noqa: UP007 - as above
 def read_job(job: Job | Mapping[str, Any]) -> Job:
     """A job from itself or from its JSON form; raises msgspec.ValidationError, which names the wrong member."""
     if isinstance(job, Mapping):
-        return msgspec.convert(dict(job), Job)  # type: ignore[no-any-return, call-overload]
+        return msgspec.convert(dict(job), Job)  # type: ignore[no-any-return]
     return job

@@ -1,0 +1,189 @@
+"""The measuring protocol: how a kernel is timed, and when one counts as faster than another.
+
+Times are CUDA-event times in microseconds. `cold` times flush L2 before every launch; `sustained` ones are the mean of
+launches back to back, where the GPU sits at its power limit. Quote them by name: they differ by up to a quarter.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+#: Bumped whenever the way of measuring changes; times of different numbers are not compared.
+PROTOCOL = 1
+
+#: Long enough for clocks to rise from idle.
+WARM_UP_S = 0.05
+#: Hides the host's launches behind the flush, where twice the L2 would be too short for that.
+_LEAST_FLUSH_BYTES = 512 << 20
+_RESAMPLES = 4000
+
+Launch = Callable[[], None]
+
+
+class Timer(Protocol):
+    """Where times come from: the GPU, or a script of a test."""
+
+    def cold(self, launch: Launch) -> float:
+        """Microseconds of one launch with cold L2."""
+
+    def sustained(self, launch: Launch, seconds: float) -> float:
+        """Mean microseconds of launches back to back for at least `seconds`."""
+
+
+class EventTimer:
+    """CUDA events on the current stream of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self._flushed = torch.empty(max(2 * l2_bytes, _LEAST_FLUSH_BYTES), dtype=torch.uint8, device=device)
+        self._start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def cold(self, launch: Launch) -> float:
+        self._flushed.zero_()
+        return self._time(launch, 1)
+
+    def sustained(self, launch: Launch, seconds: float) -> float:
+        guess = self._time(launch, 3) / 3
+        count, spent = 0, 0.0
+        while spent < seconds * 1e6:
+            more = max(1, math.ceil((seconds * 1e6 - spent) / guess))
+            spent += self._time(launch, more)
+            count += more
+            guess = spent / count
+        return spent / count
+
+    def _time(self, launch: Launch, count: int) -> float:
+        self._start.record()
+        for _ in range(count):
+            launch()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) * 1e3
+
+
+def warm_up(launch: Launch, timer: Timer) -> None:
+    timer.sustained(launch, WARM_UP_S)
+
+
+def time_cold(launch: Launch, timer: Timer, count: int) -> list[float]:
+    """`count` times of single launches with cold L2, in the order measured, after a warm-up."""
+    warm_up(launch, timer)
+    return [timer.cold(launch) for _ in range(count)]
+
+
+def interleave(
+    launches: Mapping[str, Launch],
+    sample: Callable[[Launch], float],
+    rounds: int,
+    seed: int = 0,
+) -> dict[str, list[float]]:
+    """Time rivals against each other: every round samples each once, in a random order of its own.
+
+    Drift of clocks and temperature then falls on all alike, and times of one round form pairs.
+
+    Args:
+        launches: by name.
+        sample: the time of one launch, e.g. `timer.cold`.
+
+    Returns:
+        By name, one time per round.
+    """
+    random = np.random.default_rng(seed)
+    names = list(launches)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for index in random.permutation(len(names)):
+            times[names[index]].append(sample(launches[names[index]]))
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Median and spread of times: the 20th and the 80th percentile."""
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+
+
+def summarize(times: Sequence[float]) -> Summary:
+    """Median and percentiles, linear between neighbours. `times` must not be empty."""
+    p20, median, p80 = np.percentile(np.asarray(times, dtype=np.float64), (20, 50, 80)).tolist()
+    return Summary(median, p20, p80)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many times faster a candidate is than its baseline, with the interval that holds it with 95 % confidence."""
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def is_faster(self) -> bool:
+        return self.low > 1
+
+    @property
+    def is_slower(self) -> bool:
+        return self.high < 1
+
+
+def compare(baseline: Sequence[float], candidate: Sequence[float], seed: int = 0) -> Verdict:
+    """Speed of `candidate` over `baseline` from paired times: the median of baseline / candidate per round.
+
+    The interval is a percentile bootstrap over rounds: rounds, not times, are drawn again, which keeps the pairs.
+
+    Raises:
+        ValueError: the two do not have the same number of times, or none.
+    """
+    if len(baseline) != len(candidate) or not baseline:
+        raise ValueError(f"paired times needed, got {len(baseline)} and {len(candidate)}")
+    ratios = np.asarray(baseline, dtype=np.float64) / np.asarray(candidate, dtype=np.float64)
+    picks = np.random.default_rng(seed).integers(0, len(ratios), (_RESAMPLES, len(ratios)))
+    low, high = np.percentile(np.median(ratios[picks], axis=1), (2.5, 97.5)).tolist()
+    return Verdict(float(np.median(ratios)), low, high)
+
+
+#: torch SDPA backends that kernels are compared with.
+PEERS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def find_peers(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
+) -> tuple[dict[str, Launch], dict[str, str]]:
+    """torch SDPA on the same inputs, HND: launches by peer, and why the others cannot run here.
+
+    SDPA aligns its causal mask top-left, so a causal comparison needs equal lengths.
+    """
+    found: dict[str, Launch] = {}
+    absent: dict[str, str] = {}
+    for name, backend in PEERS.items():
+        launch = functools.partial(_run_sdpa, backend, q, k, v, is_causal)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                launch()
+            except RuntimeError as error:
+                why = [str(warning.message).partition("(Triggered")[0].strip() for warning in said]
+                absent[name] = " ".join(why) or str(error)
+                continue
+        found[name] = launch
+    return found, absent
+
+
+def _run_sdpa(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool) -> None:
+    with sdpa_kernel(backend):
+        torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1]
+        )

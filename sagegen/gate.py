@@ -1,0 +1,275 @@
+"""The accuracy gate: what a kernel must get right before its speed counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from sagegen import reference
+from sagegen.call import Allocator, bind_call
+from sagegen.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, Inputs, make_inputs
+from sagegen.problem import Problem
+from sagegen.space import Config
+
+if TYPE_CHECKING:
+    from sagegen.launch import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How far an output is from the truth; sums run over all of its finite elements.
+
+    Attributes:
+        cosine: sum(o r) / sqrt(sum(o^2) sum(r^2)).
+        relative_l1: sum|o - r| / sum|r|.
+        relative_l2: sqrt(sum (o - r)^2 / sum r^2).
+        max_error: max|o - r|.
+        scale_ratio: sum(o r) / sum(r^2); below 1 the output is too small.
+    """
+
+    cosine: float
+    relative_l1: float
+    relative_l2: float
+    max_error: float
+    scale_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What the figures of one input kind must reach.
+
+    Attributes:
+        cosine: compared at the four decimals that papers print: E4M3 P·V gives 0.99930 +- 0.00003 on normal inputs.
+        relative_l2, relative_error: upper limits; the second is of each element.
+        scale: how far the scale ratio may be from 1.
+        lse_error: upper limit of the lse's error, absolute; None leaves the lse unchecked.
+    """
+
+    cosine: float = 0.999
+    relative_l2: float = math.inf
+    relative_error: float = math.inf
+    scale: float = 0.01
+    lse_error: float | None = None
+
+
+#: By input kind; kinds without a row take DEFAULT_FLOOR.
+FLOORS: Mapping[str, Floor] = {
+    "normal": Floor(cosine=0.9993),
+    "k_offset": Floor(lse_error=0.01),
+    "channel_offsets": Floor(cosine=0.9985),
+    "outliers": Floor(cosine=0.998),
+    "v_constant": Floor(relative_error=0.01),
+    "v_offset_long": Floor(relative_l2=0.05),
+    "v_one_long": Floor(relative_l2=0.05),
+    "off_edge": Floor(lse_error=0.01),
+    "few_keys": Floor(lse_error=0.1),
+}
+DEFAULT_FLOOR = Floor()
+#: Of captured inputs. Their scale ratio varies by 2 % from INT8 alone.
+CAPTURED_FLOOR = Floor(cosine=0.9993, scale=0.02)
+#: The kind that runs twice and must give the same bits.
+REPEATED_KIND = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """The gate's verdict.
+
+    Attributes:
+        reason: which kind failed and how; empty when all passed.
+        figures: of every kind that ran and gave finite figures.
+    """
+
+    passed: bool
+    reason: str
+    figures: dict[str, Figures]
+
+    def figure_values(self) -> dict[str, dict[str, float]]:
+        """Figures as plain values, for journals, registries and messages."""
+        return {kind: asdict(figures) for kind, figures in self.figures.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs with the truth about them; out and lse in float64 and float32 on the inputs' device."""
+
+    inputs: Inputs
+    out: torch.Tensor
+    lse: torch.Tensor
+    floor: Floor
+    checksum: int
+
+
+class Cases:
+    """The gate's cases on one device, made when first asked for and kept: FP64 truth costs more than a candidate."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self._cases: dict[tuple[Problem, str], Case] = {}
+
+    def get(self, problem: Problem, kind: str) -> Case:
+        """The case of one of INPUT_KINDS, or of captured inputs added before."""
+        if (problem, kind) not in self._cases:
+            inputs = make_inputs(INPUT_KINDS[kind], problem, self.device)
+            self._cases[problem, kind] = _make_case(inputs, problem, FLOORS.get(kind, DEFAULT_FLOOR))
+        return self._cases[problem, kind]
+
+    def add_captured(self, problem: Problem, kind: str, inputs: Inputs) -> None:
+        """Keep a model's own inputs, of the problem's head dim, as a further kind; they take the problem's dtype."""
+        inputs = inputs.map(lambda x: x.to(self.device, DTYPES[problem.dtype]))
+        self._cases[problem, kind] = _make_case(inputs, problem, CAPTURED_FLOOR)
+
+    def forget(self) -> None:
+        """Drop all cases, after a candidate wrote into their memory."""
+        self._cases.clear()
+
+
+def _make_case(inputs: Inputs, problem: Problem, floor: Floor) -> Case:
+    out, lse = reference.attention(
+        inputs.q, inputs.k, inputs.v, is_causal=problem.is_causal, return_lse=True, out_dtype=torch.float64
+    )
+    return Case(inputs, out, lse, floor, _checksum(inputs, out))
+
+
+def _checksum(inputs: Inputs, out: torch.Tensor) -> int:
+    bits = [x.view(torch.int16).sum(dtype=torch.int64) for x in (inputs.q, inputs.k, inputs.v)]
+    return int(sum(bits, out.view(torch.int64).sum()))
+
+
+def figures(out: torch.Tensor, ref: torch.Tensor) -> Figures:
+    """Compare an output with the truth; elements where the truth is not finite are left out.
+
+    Two outputs of zeros agree: their cosine and scale ratio are 1.
+    """
+    known = ref.isfinite()
+    o, r = (torch.where(known, x.double(), 0).flatten() for x in (out, ref))
+    error = o - r
+    dot, o2, r2, e2 = o @ r, o @ o, r @ r, error @ error
+    values = torch.stack([dot, o2, r2, e2, error.abs().sum(), r.abs().sum(), error.abs().max()]).tolist()
+    dot_, o2_, r2_, e2_, e1_, r1_, peak = values
+    if r2_ == 0:
+        return Figures(*((1.0, 0.0, 0.0, 0.0, 1.0) if e2_ == 0 else (0.0, math.inf, math.inf, peak, math.inf)))
+    cosine = dot_ / math.sqrt(o2_ * r2_) if o2_ > 0 else 0.0
+    return Figures(cosine, e1_ / r1_, math.sqrt(e2_ / r2_), peak, dot_ / r2_)
+
+
+def run_gate(
+    program: Program,
+    problem: Problem,
+    config: Config,
+    cases: Cases,
+    *,
+    kinds: Iterable[str] = tuple(INPUT_KINDS),
+) -> GateResult:
+    """Run every input kind through a program and hold the outputs to their floors; stops at the first failure.
+
+    Outputs and scratch start as NaN and lie between guard zones.
+
+    Args:
+        program: the loaded kernels of `problem` and `config`.
+        cases: truths on the program's device, kept between candidates.
+        kinds: of INPUT_KINDS or added to `cases`.
+
+    Raises:
+        RuntimeError: a kernel faulted; the CUDA context is then unusable (torch.AcceleratorError).
+        DriverError: a launch was refused.
+    """
+    found: dict[str, Figures] = {}
+    for kind in kinds:
+        case = cases.get(problem, kind)
+        found_kind, reason = _run_case(program, problem, config, case, kind)
+        if found_kind is not None:
+            found[kind] = found_kind
+        if not reason and _checksum(case.inputs, case.out) != case.checksum:
+            cases.forget()
+            reason = "wrote into its inputs or other memory"
+        if reason:
+            return GateResult(False, f"{kind}: {reason}", found)
+    return GateResult(True, "", found)
+
+
+def _run_case(program: Program, problem: Problem, config: Config, case: Case, kind: str) -> tuple[Figures | None, str]:
+    """Figures of one case, None when they say nothing, and what is wrong, or an empty string."""
+    guards = GuardedAllocator()
+    call = bind_call(program, problem, config, *_tensors(case.inputs), want_lse=True, allocator=guards)
+    call.launch()
+    if broken := guards.broken():
+        return None, f"wrote {broken} outside its memory"
+    if kind == REPEATED_KIND:
+        again = bind_call(program, problem, config, *_tensors(case.inputs), allocator=guards)
+        again.launch()
+        if not torch.equal(again.out, call.out):
+            return None, "two runs, the second without lse, gave different bits"
+    finite, known = call.out.isfinite(), case.out.isfinite()
+    if not torch.equal(finite, known):
+        return None, _describe_mismatch(finite, known)
+    result = figures(call.out, case.out)
+    lse_error = _lse_error(call.lse, case)
+    return result, _shortfall(result, call.out, lse_error, case, kind)
+
+
+def _tensors(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return inputs.q, inputs.k, inputs.v
+
+
+def _describe_mismatch(finite: torch.Tensor, known: torch.Tensor) -> str:
+    spoiled, lost = int((known & ~finite).sum()), int((finite & ~known).sum())
+    if spoiled:
+        return f"{spoiled} of {finite.numel()} outputs are NaN or Inf"
+    return f"{lost} of {finite.numel()} outputs are finite where an input was NaN or Inf"
+
+
+def _lse_error(lse: torch.Tensor | None, case: Case) -> float:
+    """Largest error of the lse; rows without keys must be -inf, rows that bad values reach are left out."""
+    assert lse is not None
+    known = case.out.isfinite().all(-1) & ~case.lse.isnan()
+    agree = torch.where(lse == case.lse, 0, (lse - case.lse).abs())  # inf - inf is NaN
+    return float(torch.where(known, agree, 0).nan_to_num(nan=math.inf).max())
+
+
+def _shortfall(result: Figures, out: torch.Tensor, lse_error: float, case: Case, kind: str) -> str:
+    """What misses the case's floor, or an empty string."""
+    floor = case.floor
+    if round(result.cosine, 4) < floor.cosine:
+        return f"cosine {result.cosine:.5f} is below {floor.cosine}"
+    if abs(result.scale_ratio - 1) > floor.scale:
+        return f"scale ratio {result.scale_ratio:.4f} is further than {floor.scale} from 1"
+    if result.relative_l2 > floor.relative_l2:
+        return f"relative L2 error {result.relative_l2:.4f} is above {floor.relative_l2}"
+    if floor.relative_error < math.inf:
+        worst = float(((out.double() - case.out).abs() / case.out.abs()).max())
+        if worst > floor.relative_error:
+            return f"an output is off by {worst:.2%}, more than {floor.relative_error:.0%}"
+    if floor.lse_error is not None and lse_error > floor.lse_error:
+        return f"lse is off by {lse_error:.3g}, more than {floor.lse_error}"
+    if kind == "v_zero_channel" and bool((out[..., ZERO_CHANNEL] != 0).any()):
+        return "a channel of zeros did not stay exactly 0"
+    return ""
+
+
+class GuardedAllocator(Allocator):
+    """Memory that starts as NaN in every type and lies between zones whose bytes must not change."""
+
+    ZONE_BYTES = 4096
+    ZONE_VALUE = 0xA5
+    FILL_VALUE = 0xFF  # a NaN in fp16, bf16, fp32 and e4m3
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        size = math.prod(shape) * dtype.itemsize
+        buffer = torch.full((size + 2 * self.ZONE_BYTES,), self.ZONE_VALUE, dtype=torch.uint8, device=device)
+        self._buffers.append(buffer)
+        inner = buffer[self.ZONE_BYTES : self.ZONE_BYTES + size]
+        return inner.fill_(self.FILL_VALUE).view(dtype).view(shape)
+
+    def broken(self) -> str:
+        """Bytes of guard zones that changed, in words; empty when none did. Waits for the device."""
+        zones = [zone for b in self._buffers for zone in (b[: self.ZONE_BYTES], b[-self.ZONE_BYTES :])]
+        changed = int(torch.cat(zones).ne(self.ZONE_VALUE).sum())
+        return f"{changed} bytes" if changed else ""

@@ -1,0 +1,186 @@
+"""Inputs of the accuracy gate, by kind, and a model's own captured q, k and v.
+
+All draws come from a CPU generator, so a kind has the same values on every machine and its figures can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from sagegen.errors import ArgumentError
+from sagegen.problem import Problem, Shape
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """q [batch, heads_q, q_len, head_dim], k and v [batch, heads_kv, kv_len, head_dim]; any strides but the last, 1."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.q.shape[0], self.q.shape[1], self.k.shape[1], self.q.shape[2], self.k.shape[2])
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Inputs:
+        return Inputs(change(self.q), change(self.k), change(self.v))
+
+
+@dataclass(frozen=True, slots=True)
+class InputKind:
+    """A kind of input: what it is for, its shape, and how it differs from normal draws.
+
+    Attributes:
+        why: the fault that it shows.
+        alter: takes normal float32 inputs and the mask's causality, and changes them in place.
+        layout: how the tensors lie in memory; NHD gives the kernel strides other than the contiguous ones.
+    """
+
+    name: str
+    why: str
+    shape: Shape
+    alter: Callable[[Inputs, bool], None]
+    layout: Literal["HND", "NHD"] = "HND"
+
+
+def make_inputs(kind: InputKind, problem: Problem, device: torch.device | str, seed: int = 0) -> Inputs:
+    """The inputs of one kind, in the problem's head dim and dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = draw_normal(kind.shape, problem.head_dim, generator)
+    kind.alter(inputs, problem.is_causal)
+    inputs = inputs.map(lambda x: x.to(DTYPES[problem.dtype]).to(device))
+    if kind.layout == "NHD":
+        inputs = inputs.map(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
+    return inputs
+
+
+def draw_normal(shape: Shape, head_dim: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Inputs:
+    """Unit normal q, k, v on the generator's device."""
+
+    def draw(heads: int, length: int) -> torch.Tensor:
+        size = (shape.batch, heads, length, head_dim)
+        return torch.randn(size, generator=generator, device=generator.device, dtype=dtype)
+
+    return Inputs(
+        draw(shape.heads_q, shape.q_len), draw(shape.heads_kv, shape.kv_len), draw(shape.heads_kv, shape.kv_len)
+    )
+
+
+def _unchanged(inputs: Inputs, is_causal: bool) -> None:
+    pass
+
+
+def _offset_keys(inputs: Inputs, is_causal: bool) -> None:
+    # channel means of 7 to 13 beside a spread of a few, as in the keys of SmolLM2
+    inputs.k.add_(10 * torch.cos(torch.arange(inputs.k.shape[-1])))
+
+
+def _offset_channels(inputs: Inputs, is_causal: bool) -> None:
+    inputs.q[..., 5::64] += 10
+    inputs.k[..., 5::64] += 10
+
+
+def _stretch_channels(inputs: Inputs, is_causal: bool) -> None:
+    inputs.q[..., 5::64] *= 10
+    inputs.k[..., 5::64] *= 10
+
+
+def _hold_values(inputs: Inputs, is_causal: bool) -> None:
+    inputs.v.copy_(inputs.v[:, :, :1].clone())
+
+
+def _lift_values(inputs: Inputs, is_causal: bool) -> None:
+    inputs.v.add_(1)
+
+
+def _one_values(inputs: Inputs, is_causal: bool) -> None:
+    inputs.v.fill_(1)
+
+
+def _zero_channel(inputs: Inputs, is_causal: bool) -> None:
+    inputs.v[..., ZERO_CHANNEL] = 0
+
+
+def _large_logits(inputs: Inputs, is_causal: bool) -> None:
+    """q and k of +-200, each query equal to one key it sees, so that the output is that key's value."""
+    inputs.k.copy_(inputs.k.sign() * 200)
+    rows = torch.arange(inputs.q.shape[2])
+    inputs.q.copy_(inputs.k[:, :, rows - rows % 97 // 2 if is_causal else rows.flip(0)])
+
+
+def _spoil(inputs: Inputs, is_causal: bool) -> None:
+    """One head each with a bad query, a bad key and a bad value, and one without."""
+    inputs.q[:, 0, 40, 3] = math.nan
+    inputs.k[:, 1, 300, 0] = math.inf
+    inputs.v[:, 2, 333, 7] = math.nan
+
+
+ZERO_CHANNEL = 3
+_LONG = Shape(batch=1, heads_q=2, heads_kv=2, q_len=512, kv_len=16384)
+_EVEN = Shape(batch=1, heads_q=4, heads_kv=4, q_len=2048, kv_len=2048)
+_ALL = (
+    InputKind("normal", "the figure that papers quote", replace(_EVEN, heads_q=8, heads_kv=8), _unchanged),
+    InputKind("k_offset", "K without smoothing", replace(_EVEN, q_len=512), _offset_keys),
+    InputKind("channel_offsets", "Q and K with biased channels", _EVEN, _offset_channels),
+    InputKind("outliers", "Q and K with wide channels", _EVEN, _stretch_channels),
+    InputKind("v_constant", "weights that do not add up to 1", replace(_EVEN, q_len=512), _hold_values),
+    InputKind("v_offset_long", "a chain of FP8 sums that loses bits", _LONG, _lift_values),
+    InputKind("v_one_long", "the same, at its worst", _LONG, _one_values),
+    InputKind("v_zero_channel", "a scale of 0", replace(_EVEN, q_len=512), _zero_channel),
+    InputKind("large_logits", "overflow before the softmax", replace(_EVEN, q_len=1024, kv_len=1024), _large_logits),
+    InputKind("off_edge", "tails of tiles, lengths that differ", Shape(1, 4, 4, 321, 1001), _unchanged),
+    InputKind("few_keys", "rows that see no key, when causal", Shape(1, 8, 8, 200, 77), _unchanged),
+    InputKind("gqa", "heads that share K and V, strides", Shape(2, 6, 2, 777, 777), _unchanged, "NHD"),
+    InputKind("non_finite", "NaN that spreads or gets lost", Shape(1, 4, 4, 400, 400), _spoil),
+)
+#: Every kind of the gate, in the order it runs.
+INPUT_KINDS = {kind.name: kind for kind in _ALL}
+
+
+def load_captured(path: Path) -> dict[str, Inputs]:
+    """Captured inputs from a safetensors file with tensors `<name>.q`, `<name>.k`, `<name>.v`, fp16 or bf16, HND.
+
+    Returns:
+        Inputs by name, on the CPU.
+
+    Raises:
+        ArgumentError: the file is not in that form.
+    """
+    try:
+        data = path.read_bytes()
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = msgspec.json.decode(data[8:start], type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        stored = {name: msgspec.json.decode(entry, type=_Stored) for name, entry in header.items()}
+        tensors = {name: _read(entry, data, start) for name, entry in stored.items()}
+        names = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
+        return {name: Inputs(tensors[f"{name}.q"], tensors[f"{name}.k"], tensors[f"{name}.v"]) for name in names}
+    except (OSError, KeyError, ValueError, RuntimeError, msgspec.DecodeError) as error:
+        raise ArgumentError(
+            f"{path} is not a safetensors file of captured inputs: {error!r}",
+            "store fp16 or bf16 tensors <name>.q, <name>.k, <name>.v as [batch, heads, tokens, dim]",
+        ) from error
+
+
+class _Stored(msgspec.Struct):
+    """One entry of a safetensors header."""
+
+    dtype: Literal["F16", "BF16"]
+    shape: tuple[int, int, int, int]
+    data_offsets: tuple[int, int]
+
+
+def _read(stored: _Stored, data: bytes, start: int) -> torch.Tensor:
+    dtype = torch.float16 if stored.dtype == "F16" else torch.bfloat16
+    first, last = (start + offset for offset in stored.data_offsets)
+    return torch.frombuffer(bytearray(data[first:last]), dtype=dtype).reshape(stored.shape)

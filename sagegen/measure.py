@@ -1,0 +1,175 @@
+"""What a worker does with a job: load candidates, gate them, time them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from sagegen import bench
+from sagegen.call import BoundCall, bind_call
+from sagegen.errors import DriverError
+from sagegen.gate import Cases, run_gate
+from sagegen.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, load_captured
+from sagegen.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen, Tell
+from sagegen.launch import Program, load_program
+from sagegen.problem import Problem, Shape, parse_problem
+from sagegen.space import parse_config
+
+#: Inputs of so many shapes stay on the GPU between jobs.
+_KEPT_SHAPES = 4
+# torch 2.8 gave CUDA errors a type of their own
+_CUDA_ERRORS = (DriverError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", RuntimeError))
+
+
+class LoadError(Exception):
+    """A candidate's cubin was refused before anything ran."""
+
+
+class Bench:
+    """A GPU with everything that outlives a job: truths of the gate, inputs, the timer."""
+
+    def __init__(self) -> None:
+        self._device = torch.device("cuda", 0)
+        self._cases = Cases(self._device)
+        self._timer: bench.EventTimer | None = None
+        self._draw = functools.lru_cache(_KEPT_SHAPES)(self._draw_inputs)
+
+    def do(self, job: Job, tell: Tell) -> Reply:
+        """Do one job; errors of a candidate come back as outcomes, others are raised."""
+        try:
+            if isinstance(job, Ping):
+                return self._ping()
+            if isinstance(job, Gate):
+                return self._gate(job, tell)
+            if isinstance(job, Screen):
+                return self._screen(job, tell)
+            return self._finals(job, tell)
+        except LoadError as error:
+            return Reply("launch", str(error))
+        except _CUDA_ERRORS as error:
+            reason = str(error).strip().partition("\n")[0]
+            if _context_is_alive():
+                return Reply("launch", reason)
+            return Reply("crash", reason)
+
+    def _ping(self) -> Reply:
+        properties = torch.cuda.get_device_properties(self._device)
+        data = {
+            "product": properties.name,
+            "compute_capability": 10 * properties.major + properties.minor,
+            "sms": properties.multi_processor_count,
+            "torch": torch.__version__,
+        }
+        return Reply("ok", data=data)
+
+    def _gate(self, job: Gate, tell: Tell) -> Reply:
+        start = time.monotonic()
+        with _loaded([job.candidate], tell) as (program,):
+            kinds = list(job.kinds or INPUT_KINDS)
+            if job.captured:
+                kinds += self._add_captured(job.captured, program.problem)
+            result = run_gate(program, program.problem, program.config, self._cases, kinds=kinds)
+        data = {"figures": result.figure_values(), "seconds": time.monotonic() - start}
+        return Reply("ok" if result.passed else "accuracy", result.reason, data)
+
+    def _screen(self, job: Screen, tell: Tell) -> Reply:
+        timer = self._event_timer()
+        with _loaded([job.candidate], tell) as (program,):
+            call = self._bind(program, job.shape)
+            attention = functools.partial(call.launch_role, "attention")
+            data = {
+                "call_us": bench.time_cold(call.launch, timer, job.launches),
+                "kernel_us": bench.time_cold(attention, timer, job.launches),
+                "sustained_us": timer.sustained(attention, job.sustained_s) if job.sustained_s else None,
+            }
+        return Reply("ok", data=data)
+
+    def _finals(self, job: Finals, tell: Tell) -> Reply:
+        timer = self._event_timer()
+        with _loaded(job.candidates, tell) as programs:
+            calls = {}
+            for index, program in enumerate(programs):
+                tell(program.name)
+                calls[str(index)] = call = self._bind(program, job.shape)
+                bench.warm_up(call.launch, timer)
+            data = self._time_rivals(job, calls, timer)
+        return Reply("ok", data=data)
+
+    def _time_rivals(self, job: Finals, calls: dict[str, BoundCall], timer: bench.EventTimer) -> dict[str, object]:
+        first = next(iter(calls.values()))
+        is_causal = parse_problem(job.candidates[0].problem).is_causal
+        peers, absent = bench.find_peers(*first.inputs, is_causal) if job.peers else ({}, {})
+        sample = functools.partial(timer.sustained, seconds=job.sustained_s) if job.sustained_s else timer.cold
+        kernels = {name: functools.partial(call.launch_role, "attention") for name, call in calls.items()}
+        for launch in peers.values():
+            bench.warm_up(launch, timer)
+        kernel_us = bench.interleave({**kernels, **peers}, sample, job.rounds, job.seed)
+        whole = {name: call.launch for name, call in calls.items()}
+        call_us = {} if job.sustained_s else bench.interleave(whole, sample, job.rounds, job.seed)
+        return {
+            "kernel_us": [kernel_us[name] for name in calls],
+            "call_us": [call_us[name] for name in call_us],
+            "peers": {name: kernel_us[name] for name in peers},
+            "absent": absent,
+        }
+
+    def _event_timer(self) -> bench.EventTimer:
+        if self._timer is None:
+            self._timer = bench.EventTimer(self._device)
+        return self._timer
+
+    def _bind(self, program: Program, shape: Shape) -> BoundCall:
+        """A call whose scratch is filled, so that the attention kernel can run alone."""
+        inputs = self._draw(program.problem.head_dim, program.problem.dtype, shape)
+        call = bind_call(program, program.problem, program.config, inputs.q, inputs.k, inputs.v)
+        call.launch()
+        torch.cuda.synchronize(self._device)
+        return call
+
+    def _draw_inputs(self, head_dim: int, dtype: str, shape: Shape) -> Inputs:
+        generator = torch.Generator(self._device).manual_seed(0)
+        return draw_normal(shape, head_dim, generator, DTYPES[dtype])
+
+    def _add_captured(self, path: str, problem: Problem) -> list[str]:
+        """Names of the kinds that a file of captured inputs adds for the problem."""
+        captured = load_captured(Path(path))
+        fitting = [name for name, inputs in captured.items() if inputs.q.shape[-1] == problem.head_dim]
+        for name in fitting:
+            self._cases.add_captured(problem, f"captured:{name}", captured[name])
+        return [f"captured:{name}" for name in fitting]
+
+
+@contextmanager
+def _loaded(candidates: Sequence[Candidate], tell: Tell) -> Iterator[list[Program]]:
+    """The candidates' programs, unloaded at the end; LoadError when one is refused."""
+    programs: list[Program] = []
+    for candidate in candidates:
+        tell(candidate.name)
+        try:
+            programs.append(
+                load_program(
+                    Path(candidate.cubin).read_bytes(),
+                    candidate.name,
+                    parse_problem(candidate.problem),
+                    parse_config(candidate.config),
+                    device=0,
+                )
+            )
+        except DriverError as error:
+            raise LoadError(str(error)) from error
+    yield programs
+    for program in programs:  # not after an error: the context may be gone, and with it the modules
+        program.unload()
+
+
+def _context_is_alive() -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
