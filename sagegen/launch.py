@@ -84,9 +84,7 @@ class PreparedCall:
         for role in ROLES:
             self._launch(role, stream)
 
-    def launch_role(
-        self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int
-    ) -> None:
+    def launch_role(self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Launch one kernel, for timing it: `attention` reads what `quantize` left in the workspace."""
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
         self._launch(role, stream)
@@ -97,7 +95,9 @@ class PreparedCall:
             handle = self._streams[stream] = _driver().CUstream(stream)
         (status,) = self.program.launch_kernel(*self._calls[role], handle, ctypes.addressof(self._keep), 0)
         if status.value != 0:
-            raise DriverError(f"CUDA driver: {status.name} while launching {role} of {self.program.name}", _DRIVER_REMEDY)
+            raise DriverError(
+                f"CUDA driver: {status.name} while launching {role} of {self.program.name}", _DRIVER_REMEDY
+            )
 
 
 @dataclass(frozen=True, slots=True)

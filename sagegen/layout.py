@@ -17,7 +17,7 @@ K_GROUPS = 4
 MAX_SPLITS = 16
 #: Threads of the statistics and quantizing kernels: one warp per 16 rows of the largest query tile.
 QUANTIZE_THREADS = 256
-#: Alignment of every region of the workspace and of every tile in shared memory, in bytes: that of the longest tile row.
+#: Alignment in bytes of workspace regions and of tiles in shared memory: the longest tile row, which swizzles rely on.
 REGION_ALIGN = 256
 
 _IO_BYTES = 2  # fp16 and bf16

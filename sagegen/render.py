@@ -84,7 +84,14 @@ def render(problem: Problem, config: Config) -> Source:
 
 def _device_layer(problem: Problem, config: Config) -> list[str]:
     """The include files that this config uses, and no others: a new feature's file leaves old texts as they were."""
-    names = ["thread", "math", f"convert_{problem.dtype}", "shared_memory", "mma_s8", f"mma_{config.pv.removesuffix('f32')}"]
+    names = [
+        "thread",
+        "math",
+        f"convert_{problem.dtype}",
+        "shared_memory",
+        "mma_s8",
+        f"mma_{config.pv.removesuffix('f32')}",
+    ]
     if config.quantizes_v:
         names.insert(3, "convert_e4m3")
     return names

@@ -104,7 +104,8 @@ MMA_RULES = (
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
     Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency),
-    Rule("threads", "min_blocks blocks fit one SM's threads", lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm),
+    Rule("threads", "min_blocks blocks fit one SM's threads",
+         lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm),
     Rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers),
 )  # fmt: skip
 

@@ -36,8 +36,12 @@ MMA_PARAMS = (
     Param("warps", "w", (2, 4, 8), "warps of a thread block; they split the query rows"),
     Param("stages", "st", (2, 3, 4), "K/V tiles in flight through shared memory"),
     Param("pv", "pv", ("e4m3f32", "f16f32", "bf16f32"), "type of P and V, then of the P·V accumulator"),
-    Param("accum_depth", "ad", (0, 32, 64, 128), "keys summed before the FP8 accumulator is promoted to FP32; 0: never"),
-    Param("conversion", "cv", ("i2f", "magic"), "INT32 to FP32 score: conversion instruction, or magic-bias start value"),
+    Param(
+        "accum_depth", "ad", (0, 32, 64, 128), "keys summed before the FP8 accumulator is promoted to FP32; 0: never"
+    ),
+    Param(
+        "conversion", "cv", ("i2f", "magic"), "INT32 to FP32 score: conversion instruction, or magic-bias start value"
+    ),
     Param("granularity", "gr", ("thread", "warp", "block"), "rows of Q and K that share a scale"),
     Param("q_span", "qs", (16, 32), "query rows that a set of thread or warp scales covers"),
     Param("k_span", "ks", (64, 128), "keys that a set of thread or warp scales covers"),

@@ -1,0 +1,129 @@
+"""What nvcc makes of the templates: matrix instructions in the SASS, registers, spills."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sagegen.build import Built, build_batch, find_toolkit
+from sagegen.env import read_env
+from sagegen.gpu import GPUS, find_gpu
+from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.render import render
+from sagegen.rules import Target, broken_rules, default_config
+from sagegen.space import parse_config
+from sagegen.store import Store
+
+pytestmark = pytest.mark.compile
+
+#: One GPU per architecture.
+ONE_PER_ARCH = {GPUS[name].arch: name for name in ("a100", "rtx3090", "l20", "h200", "rtx5090")}
+PROBLEMS = [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]
+#: Configs that differ in every structural parameter, beside the defaults.
+DIVERSE = (
+    "mma_bq64_bk64_w4_st3_pvbf16f32_ad0_cvmagic_grwarp_qs16_ks64_rsskip_qosmem_mb2",
+    "mma_bq128_bk128_w8_st2_pve4m3f32_ad32_cvmagic_grthread_qs32_ks128_rsskip_qoreg_mb1",
+    "mma_bq128_bk64_w4_st2_pve4m3f32_ad64_cvi2f_grblock_qs32_ks64_rsalways_qosmem_mb1",
+    "mma_bq64_bk64_w2_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb2",
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+@functools.cache
+def tool(name: str) -> str:
+    """The cuobjdump or nvdisasm of the `test` extra, else one on PATH."""
+    wheel = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages", "nvidia", "cu13", "bin", name)
+    found = str(wheel) if wheel.exists() else shutil.which(name)
+    assert found, f"{name} comes with: pip install 'sagegen[test]'"
+    return found
+
+
+def sass(built: Built, role: str) -> str:
+    """Disassembly of one kernel."""
+    listing = subprocess.run(
+        [tool("cuobjdump"), "-sass", str(built.cubin)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"NVDISASM_PATH": str(Path(tool("nvdisasm")).parent), "PATH": str(Path(tool("nvdisasm")).parent)},
+    ).stdout
+    functions = dict(re.findall(r"Function : (\w+)\n(.*?)(?=\n\s*Function :|\Z)", listing, re.S))
+    return functions[f"{role}_{built.name}"]
+
+
+def build(store: Store, arch: str, sources: list) -> list[Built]:  # type: ignore[type-arg]
+    results = build_batch(sources, arch, store, find_toolkit(read_env()))
+    for result in results.values():
+        assert isinstance(result, Built), result
+    return list(results.values())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpu_name", ONE_PER_ARCH.values())
+def test_default_configs_compile_without_spills(store: Store, gpu_name: str) -> None:
+    gpu = find_gpu(gpu_name)
+    sources = [render(problem, default_config(Target(gpu, problem))) for problem in PROBLEMS]
+    for built in build(store, gpu.arch, sources):
+        for role, used in built.resources.items():
+            assert used.spill_store_bytes == used.spill_load_bytes == 0, (built.name, role)
+
+
+@pytest.mark.parametrize(
+    ("arch", "pv", "qk_instruction", "pv_instruction"),
+    [
+        ("sm_80", "f16f32", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32 "),
+        ("sm_86", "bf16f32", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32\.BF16"),
+        ("sm_89", "e4m3f32", r"IMMA\.16832\.S8\.S8", r"QMMA\.16832\.F32\.E4M3\.E4M3"),
+        ("sm_120", "e4m3f32", r"IMMA\.16832\.S8\.S8", r"QMMA\.16832\.F32\.E4M3\.E4M3"),
+        ("sm_90", "bf16f32", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32\.BF16"),
+        ("sm_90", "e4m3f32", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32 "),  # FP8 is emulated there
+    ],
+)
+def test_sass_has_the_matrix_instructions_the_config_names(
+    store: Store, arch: str, pv: str, qk_instruction: str, pv_instruction: str
+) -> None:
+    problem = Problem(128, "fp16" if pv == "f16f32" else "bf16", is_causal=False)
+    config = replace(default_config(Target(find_gpu("l20"), problem)), pv=pv, accum_depth=64 if pv == "e4m3f32" else 0)
+    text = sass(build(store, arch, [render(problem, config)])[0], "attention")
+    # per warp and tile: 8 key tiles x 4 channel steps of Q K^T; P V is 16 channel tiles x 2 or 4 token steps
+    assert len(re.findall(qk_instruction, text)) == 8 * 4
+    assert len(re.findall(pv_instruction, text)) == 16 * (2 if pv == "e4m3f32" and arch != "sm_90" else 4)
+
+
+@pytest.mark.parametrize("conversion", ["i2f", "magic"])
+def test_the_magic_bias_replaces_the_conversion_instruction(store: Store, conversion: str) -> None:
+    problem = Problem(64, "bf16", is_causal=False)
+    config = replace(default_config(Target(find_gpu("l20"), problem)), conversion=conversion)
+    text = sass(build(store, "sm_89", [render(problem, config)])[0], "attention")
+    scores = 8 * 4  # per thread and tile; the plain I2F of integer divisions are others
+    assert len(re.findall(r"I2FP\.F32\.S32", text)) == (scores if conversion == "i2f" else 0)
+
+
+def test_global_loads_of_the_quantizers_are_vectors(store: Store) -> None:
+    problem = Problem(128, "bf16", is_causal=False)
+    text = sass(
+        build(store, "sm_89", [render(problem, default_config(Target(find_gpu("l20"), problem)))])[0], "quantize"
+    )
+    loads = re.findall(r"LDG\.E\S*", text)
+    assert sum(".128" in load for load in loads) >= 4
+    assert sum(".64" in load for load in loads) >= 16
+
+
+@pytest.mark.parametrize("name", DIVERSE)
+def test_diverse_configs_compile_wherever_their_rules_allow(store: Store, name: str) -> None:
+    config = parse_config(name)
+    problem = Problem(64, "bf16", is_causal=True)
+    allowed = [gpu for gpu in ONE_PER_ARCH.values() if not broken_rules(config, Target(find_gpu(gpu), problem))]
+    assert allowed
+    for gpu in allowed:
+        build(store, find_gpu(gpu).arch, [render(problem, config)])

@@ -1,0 +1,44 @@
+"""Problems, shapes and buckets."""
+
+import pytest
+
+from sagegen.errors import UnknownNameError
+from sagegen.problem import TUNED_LENGTHS, Bucket, Problem, Shape, parse_problem
+
+
+@pytest.mark.parametrize("name", ["d64_fp16_full_int8", "d128_bf16_causal_int8"])
+def test_a_problem_is_what_its_name_spells(name: str) -> None:
+    assert parse_problem(name).name == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "d96_bf16_causal_int8", "d128_bf16_causal_int8\n", "d128_fp32_full_int8", "../d64"]
+)
+def test_a_name_that_spells_no_problem_is_refused(name: str) -> None:
+    with pytest.raises(UnknownNameError):
+        parse_problem(name)
+
+
+def test_a_problem_without_kernel_names_the_field_and_what_exists() -> None:
+    with pytest.raises(UnknownNameError, match=r"head_dim=80.*64, 128"):
+        Problem(80, "bf16", is_causal=False)
+
+
+def test_flops_are_the_papers_4bhnnd_and_half_of_it_for_causal() -> None:
+    # SageAttention2, table of speeds: batch 4, 32 heads, 32K tokens, head dim 128
+    shape = Shape(4, 32, 32, 32768, 32768)
+    assert shape.flops(Problem(128, "bf16", is_causal=False)) == 4 * 4 * 32 * 32768**2 * 128
+    assert shape.flops(Problem(128, "bf16", is_causal=True)) == 2 * 4 * 32 * 32768**2 * 128
+
+
+def test_the_tuned_buckets_cover_every_length_once() -> None:
+    edges = [1, 1024, 2047, 2048, 4096, 8191, 8192, 16384, 10**6]
+    for length in edges:
+        assert sum(tuned.bucket.holds(length) for tuned in TUNED_LENGTHS) == 1
+    assert all(tuned.bucket.holds(tuned.tokens) for tuned in TUNED_LENGTHS)
+
+
+def test_a_bucket_holds_both_of_its_ends() -> None:
+    bucket = Bucket(10, 20)
+    assert [bucket.holds(n) for n in (9, 10, 20, 21)] == [False, True, True, False]
+    assert Bucket(10, None).holds(10**9)

@@ -1,0 +1,91 @@
+"""Validity rules: each refuses what it is for, and nothing valid."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sagegen.errors import ConfigError
+from sagegen.gpu import GPUS, find_gpu
+from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.rules import MMA_RULES, Target, broken_rules, check_config, default_config, valid_configs
+from sagegen.space import MMA_PARAMS, MMA_SPACE, MmaConfig
+
+L20_BF16 = Target(find_gpu("l20"), Problem(128, "bf16", is_causal=True))
+BASE = default_config(L20_BF16)
+
+problems = st.builds(Problem, st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES), st.booleans())
+targets = st.builds(Target, st.sampled_from(sorted(GPUS)).map(find_gpu), problems)
+configs = st.builds(MmaConfig, **{p.name: st.sampled_from(p.values) for p in MMA_PARAMS})
+
+
+def broken(config: MmaConfig, target: Target = L20_BF16) -> set[str]:
+    return {b.rule.name for b in broken_rules(config, target)}
+
+
+@given(targets)
+def test_the_default_config_is_valid_everywhere(target: Target) -> None:
+    assert not broken(default_config(target), target)
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "target"),
+    [
+        ("pv_arch", BASE, Target(find_gpu("a100"), L20_BF16.problem)),
+        ("pv_arch", BASE, Target(find_gpu("rtx3090"), L20_BF16.problem)),
+        ("pv_dtype", replace(BASE, pv="f16f32", accum_depth=0), L20_BF16),
+        ("pv_dtype", replace(BASE, pv="bf16f32", accum_depth=0), Target(find_gpu("l20"), Problem(64, "fp16", False))),
+        ("toolkit", BASE, replace(L20_BF16, toolkit=(12, 3))),
+        ("toolkit", BASE, Target(find_gpu("rtx5090"), L20_BF16.problem, (12, 6))),
+        ("rows_low", replace(BASE, block_q=64), L20_BF16),
+        ("rows_high", replace(BASE, warps=2), L20_BF16),
+        ("accum_depth", replace(BASE, accum_depth=0), L20_BF16),
+        ("accum_depth", replace(BASE, accum_depth=128), L20_BF16),
+        ("accum_depth", replace(BASE, pv="bf16f32", accum_depth=32), L20_BF16),
+        ("spans", replace(BASE, k_span=128), L20_BF16),
+        ("spans", replace(BASE, granularity="block", q_span=16), L20_BF16),
+        # 4 stages of (8 KiB + 16 KiB) at bf16 P.V and block_k 128: far beyond the 99 KiB of sm_89
+        ("smem", replace(BASE, pv="bf16f32", accum_depth=0, block_k=128, stages=4), L20_BF16),
+        ("residency", replace(BASE, pv="bf16f32", accum_depth=0, stages=4, min_blocks=2), L20_BF16),
+        (
+            "threads",
+            replace(BASE, min_blocks=3),
+            Target(replace(find_gpu("l20"), threads_per_sm=512), L20_BF16.problem),
+        ),
+        # O and the scores of a 32 x 128 tile alone are 256 registers
+        ("registers", replace(BASE, warps=4, block_k=128), L20_BF16),
+    ],
+)
+def test_a_rule_refuses_what_it_is_for(rule: str, config: MmaConfig, target: Target) -> None:
+    assert rule in broken(config, target)
+
+
+def test_every_rule_has_a_config_that_breaks_it() -> None:
+    marker = next(m for m in test_a_rule_refuses_what_it_is_for.pytestmark if m.name == "parametrize")
+    assert {row[0] for row in marker.args[1]} == {rule.name for rule in MMA_RULES}
+
+
+def test_a_refusal_names_config_gpu_rule_and_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"mma_bq128.*a100.*pv_arch.*sagegen show --space --gpu a100"):
+        check_config(BASE, Target(find_gpu("a100"), L20_BF16.problem))
+
+
+def test_valid_configs_are_hundreds_and_all_fit_the_problem() -> None:
+    found = valid_configs(MMA_SPACE, L20_BF16)
+    assert len(found) > 200
+    assert {c.pv for c in found} == {"e4m3f32", "bf16f32"}
+    assert {c.accum_depth for c in found if c.pv == "bf16f32"} == {0}
+
+
+@given(configs, targets)
+def test_a_smaller_gpu_never_accepts_more(config: MmaConfig, target: Target) -> None:
+    smaller = replace(
+        target.gpu, smem_per_block=target.gpu.smem_per_block // 2, smem_per_sm=target.gpu.smem_per_sm // 2
+    )
+    assert broken(config, target) <= broken(config, replace(target, gpu=smaller))
+
+
+@given(configs, targets)
+def test_an_older_toolkit_never_accepts_more(config: MmaConfig, target: Target) -> None:
+    assert broken(config, target) <= broken(config, replace(target, toolkit=(12, 2)))

@@ -1,0 +1,93 @@
+"""The search space and the names of its points."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sagegen.errors import ConfigError, UnknownNameError
+from sagegen.space import MMA_PARAMS, MMA_SPACE, MmaConfig, config_values, make_config, neighbours, parse_config
+
+configs = st.builds(MmaConfig, **{p.name: st.sampled_from(p.values) for p in MMA_PARAMS})
+NAME = "mma_bq128_bk64_w4_st2_pve4m3f32_ad64_cvmagic_grthread_qs32_ks64_rsskip_qoreg_mb1"
+
+
+def test_a_name_spells_every_parameter_of_a_config() -> None:
+    config = parse_config(NAME)
+    assert (config.block_q, config.block_k, config.warps, config.stages) == (128, 64, 4, 2)
+    assert (config.pv, config.accum_depth, config.conversion, config.rescale) == ("e4m3f32", 64, "magic", "skip")
+    assert config.threads == 128
+    assert config.rows_per_warp == 32
+
+
+@given(configs)
+def test_parsing_a_configs_name_gives_the_config(config: MmaConfig) -> None:
+    assert parse_config(config.name) == config
+    assert make_config(MmaConfig, config_values(config)) == config
+
+
+@given(configs)
+def test_a_name_is_safe_in_a_path_and_in_a_cpp_identifier(config: MmaConfig) -> None:
+    assert re.fullmatch(r"[a-z0-9_]{1,120}", config.name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "default ",
+        "../../etc/passwd",
+        "mma",
+        NAME + "_mb1",
+        NAME.replace("bq128", "bq129"),
+        NAME.replace("mb1", "mb1;}"),
+        NAME.replace("mb1", "mb1/../x"),
+        NAME + "\n",
+        NAME.upper(),
+    ],
+)
+def test_a_string_that_spells_no_config_is_refused(name: str) -> None:
+    with pytest.raises(UnknownNameError):
+        parse_config(name)
+
+
+def test_a_wrong_field_is_named_with_its_choices() -> None:
+    with pytest.raises(UnknownNameError, match=r"'bq96'.*block_q.*bq64, bq128"):
+        parse_config(NAME.replace("bq128", "bq96"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"stages": 9}, {"stages": True}, {"stages": "2"}, {"unroll": 1}],
+    ids=["value", "bool", "text", "unknown"],
+)
+def test_values_outside_the_space_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        make_config(MmaConfig, {**config_values(parse_config(NAME)), **change})
+
+
+def test_a_missing_parameter_is_named() -> None:
+    values = config_values(parse_config(NAME))
+    del values["warps"]
+    with pytest.raises(ConfigError, match="warps"):
+        make_config(MmaConfig, values)
+
+
+def test_the_space_enumerates_each_point_once() -> None:
+    names = {config.name for config in MMA_SPACE}
+    assert len(names) == len(MMA_SPACE) == 2 * 2 * 3 * 3 * 3 * 4 * 2 * 3 * 2 * 2 * 2 * 2 * 3
+
+
+@given(configs)
+def test_neighbours_differ_in_one_parameter(config: MmaConfig) -> None:
+    own = config_values(config)
+    found = neighbours(config)
+    assert len(set(found)) == len(found)
+    for other in found:
+        assert sum(own[name] != value for name, value in config_values(other).items()) == 1
+
+
+@given(configs)
+def test_neighbours_are_mutual(config: MmaConfig) -> None:
+    assert all(config in neighbours(other) for other in neighbours(config))
