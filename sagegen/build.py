@@ -184,11 +184,12 @@ def _compile(batch: Sequence[tuple[Key, Source]], settings: _Settings) -> dict[s
 
 
 def _write_ninja_file(folder: Path, sources: Sequence[Source], settings: _Settings) -> None:
-    # exec: the shell's process group then is timeout's, so that a killed ninja takes nvcc's own children along
+    # exec: the shell's process group then is timeout's, so that a killed ninja takes nvcc's own children along.
+    # stdout stays with ninja: a command that closes its pipes makes ninja wait, deaf to signals and other commands
     limited = f"exec timeout -v -k {_KILL_AFTER_S} {settings.timeout_s:g}"
     nvcc = shlex.quote(str(settings.toolkit.nvcc)).replace("$", "$$")
     options = f"-arch={settings.arch} {' '.join(FLAGS)} -o {CUBIN_FILE} {SOURCE_FILE}"
-    lines = ["rule nvcc", f"  command = cd $dir && {limited} {nvcc} {options} > {_LOG_FILE} 2>&1"]
+    lines = ["rule nvcc", f"  command = cd $dir && {limited} {nvcc} {options} 2> {_LOG_FILE}"]
     for index, source in enumerate(sources):
         edge = folder / str(index)
         edge.mkdir()
@@ -235,7 +236,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _read_seconds(folder: Path) -> dict[str, float]:
     """How long every edge that succeeded took, by its output, from ninja's own log."""
-    rows = (line.split("\t") for line in (folder / ".ninja_log").read_text().splitlines() if not line.startswith("#"))
+    log = folder / ".ninja_log"
+    if not log.exists():  # none succeeded
+        return {}
+    rows = (line.split("\t") for line in log.read_text().splitlines() if not line.startswith("#"))
     return {output: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
 
 
