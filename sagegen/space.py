@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from sagegen.errors import ConfigError, UnknownNameError
@@ -171,6 +171,7 @@ def parse_config(name: str) -> Config:
 
 def neighbours(config: Config) -> list[Config]:
     """Configs one step away along one parameter; steps of unordered parameters reach every value."""
+    own = config_values(config)
     found = []
     for param in config.params:
         index = param.values.index(getattr(config, param.name))
@@ -178,5 +179,5 @@ def neighbours(config: Config) -> list[Config]:
             reach = [i for i in (index - 1, index + 1) if 0 <= i < len(param.values)]
         else:
             reach = [i for i in range(len(param.values)) if i != index]
-        found += [replace(config, **{param.name: param.values[i]}) for i in reach]
+        found += [make_config(type(config), {**own, param.name: param.values[i]}) for i in reach]
     return found
