@@ -1,0 +1,230 @@
+"""Prepared answers: everything of a call but its tensors is decided, `run` takes those.
+
+Each kind has the `explanation` of why it was chosen and one method, `run(q, k, v, out)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from sagegen import reference
+from sagegen.arguments import ALIGNMENT, Options
+from sagegen.choose import Device
+from sagegen.explanation import Explanation
+from sagegen.fallback import attend, warn_once
+from sagegen.launch import PreparedCall, Program
+from sagegen.problem import Problem
+from sagegen.space import Config
+
+Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+_UNALIGNED = ALIGNMENT - 1
+
+
+class Runtime(Protocol):
+    """The machine below a kernel's answer; tests put a recorder in its place."""
+
+    def device(self, device: torch.device) -> Device: ...
+
+    def load_program(self, cubin: bytes, name: str, problem: Problem, config: Config, index: int) -> Program: ...
+
+    def raw_stream(self, index: int) -> int: ...
+
+    def current_device(self) -> int: ...
+
+    def guard(self, index: int) -> AbstractContextManager[Any]: ...
+
+    def is_capturing(self) -> bool: ...
+
+
+class Answer(Protocol):
+    """What the dispatcher keeps per kind of call."""
+
+    @property
+    def explanation(self) -> Explanation: ...
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result: ...
+
+
+def empty_output(q: torch.Tensor) -> torch.Tensor:
+    """An output for `q`: of its strides where q is dense, so a transposed view stays one; its last dim has 1."""
+    out = torch.empty_like(q)
+    return out if out.stride(-1) == 1 else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+@dataclass(slots=True)
+class KernelAnswer:
+    """Runs a tuned kernel. Not for concurrent use: `prepared` owns a parameter buffer.
+
+    Attributes:
+        lse_shape: [batch, heads_q, q_len], or None when no lse is wanted.
+        again: dispatches anew, for inputs whose addresses no kernel can read.
+    """
+
+    explanation: Explanation
+    prepared: PreparedCall
+    workspace_bytes: int
+    lse_shape: tuple[int, int, int] | None
+    device: torch.device
+    index: int
+    runtime: Runtime
+    again: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Result]
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        if (q_at | k_at | v_at) & _UNALIGNED:
+            return self.again(_aligned("q", q), _aligned("k", k), _aligned("v", v), out)
+        target = empty_output(q) if out is None else _private_if_shared(out, (q, k, v))
+        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
+        lse, lse_at = None, 0
+        if self.lse_shape is not None:
+            lse = torch.empty(self.lse_shape, dtype=torch.float32, device=self.device)
+            lse_at = lse.data_ptr()
+        index, runtime = self.index, self.runtime
+        addresses = (q_at, k_at, v_at, target.data_ptr(), lse_at, workspace.data_ptr(), runtime.raw_stream(index))
+        if runtime.current_device() == index:
+            self.prepared.launch(*addresses)
+        else:
+            with runtime.guard(index):
+                self.prepared.launch(*addresses)
+        if out is not None:
+            target = _written(out, target)
+        return target if lse is None else (target, lse)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyAnswer:
+    """Makes the inputs contiguous whose strides no kernel can read, then runs `inner`."""
+
+    inner: KernelAnswer
+    copies: tuple[str, ...]
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.inner.explanation
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        q, k, v = copy_inputs(q, k, v, self.copies)
+        return self.inner.run(q, k, v, out)
+
+
+def copy_inputs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k, v, those in `names` as fresh contiguous tensors."""
+    fresh = torch.contiguous_format
+    return (
+        q.clone(memory_format=fresh) if "q" in names else q,
+        k.clone(memory_format=fresh) if "k" in names else k,
+        v.clone(memory_format=fresh) if "v" in names else v,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SdpaAnswer:
+    """torch SDPA with this package's semantics."""
+
+    explanation: Explanation
+    options: Options
+    attn_mask: torch.Tensor | None
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        options = self.options
+        result = attend(
+            q,
+            k,
+            v,
+            layout=options.layout,
+            is_causal=options.is_causal,
+            scale=options.scale,
+            window=options.window,
+            attn_mask=self.attn_mask,
+            return_lse=options.return_lse,
+        )
+        return _into(out, result)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceAnswer:
+    """Exact attention in FP32, or in FP64 for FP64 inputs."""
+
+    explanation: Explanation
+    options: Options
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        options = self.options
+        result = reference.attention(
+            q,
+            k,
+            v,
+            is_causal=options.is_causal,
+            scale=options.scale,
+            layout="HND" if options.layout == "HND" else "NHD",
+            return_lse=options.return_lse,  # type: ignore[call-overload]  # the overloads know literals only
+            compute=torch.float64 if q.dtype == torch.float64 else torch.float32,
+        )
+        return _into(out, result)
+
+
+@dataclass(frozen=True, slots=True)
+class ZerosAnswer:
+    """No query, or no key to see: 0 and lse -inf."""
+
+    explanation: Explanation
+    options: Options
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        # torch.where keeps the output in q's graph, with gradient 0
+        needs_grad = torch.is_grad_enabled() and q.requires_grad
+        zeros = torch.where(torch.zeros_like(q, dtype=torch.bool), q, 0) if needs_grad else empty_output(q).zero_()
+        result: Result = zeros
+        if self.options.return_lse:
+            heads, tokens = (1, 2) if self.options.layout == "HND" else (2, 1)
+            shape = (q.shape[0], q.shape[heads], q.shape[tokens])
+            result = (zeros, torch.full(shape, -math.inf, dtype=torch.float32, device=q.device))
+        return _into(out, result)
+
+
+def _into(out: torch.Tensor | None, result: Result) -> Result:
+    """`result` with its output copied into `out`, when there is one."""
+    if out is None:
+        return result
+    if isinstance(result, tuple):
+        return out.copy_(result[0]), result[1]
+    return out.copy_(result)
+
+
+def _aligned(name: str, x: torch.Tensor) -> torch.Tensor:
+    if not x.data_ptr() & _UNALIGNED:
+        return x
+    warn_once(f"{name} is copied in every call: its address is no multiple of {ALIGNMENT} bytes")
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _private_if_shared(out: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """`out`, or scratch of its strides when a kernel can't write there while it reads the inputs."""
+    start, end = _extent(out)
+    shared = any(low < end and start < high for low, high in map(_extent, inputs))
+    if shared or start & _UNALIGNED:
+        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
+    return out
+
+
+def _extent(x: torch.Tensor) -> tuple[int, int]:
+    """Addresses of the first byte and past the last byte that `x` can touch."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+
+
+def _written(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if target is not out:
+        return out.copy_(target)
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # autograd must notice a write that it did not see
+    return out

@@ -1,0 +1,280 @@
+"""From a call to its answer: one dict lookup when the kind of call was seen before in this thread."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sagegen.answers import (
+    Answer,
+    CopyAnswer,
+    KernelAnswer,
+    ReferenceAnswer,
+    Result,
+    Runtime,
+    SdpaAnswer,
+    ZerosAnswer,
+    copy_inputs,
+    empty_output,
+)
+from sagegen.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
+from sagegen.choose import Device, choose
+from sagegen.env import Env, read_env
+from sagegen.errors import RegistryError, SagegenError, UnsupportedError
+from sagegen.explanation import Explanation
+from sagegen.fallback import LOGGER, fall_back, warn_once
+from sagegen.fetch import fetch_cubin
+from sagegen.gpu import match_gpu
+from sagegen.launch import Program, load_program
+from sagegen.plan import make_plan
+from sagegen.problem import Problem
+from sagegen.space import Config
+
+#: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
+_MEMO_LIMIT = 4096
+
+
+class CudaRuntime:
+    """torch's CUDA state and the driver."""
+
+    @functools.cache  # noqa: B019  one instance lives as long as the process
+    def device(self, device: torch.device) -> Device:
+        if device.type != "cuda":
+            return Device(device.type, -1)
+        properties = torch.cuda.get_device_properties(device)
+        arch = f"sm_{properties.major}{properties.minor}"
+        gpu = match_gpu(properties.name, properties.multi_processor_count)
+        return Device("cuda", device.index or 0, properties.name, arch, gpu)
+
+    def load_program(self, cubin: bytes, name: str, problem: Problem, config: Config, index: int) -> Program:
+        return load_program(cubin, name, problem, config, index)
+
+    def raw_stream(self, index: int) -> int:
+        """Handle of torch's current stream. `torch.cuda.current_stream()` would build an object: 5 us a call."""
+        handle: int = torch._C._cuda_getCurrentRawStream(index)
+        return handle
+
+    def current_device(self) -> int:
+        """As `torch.cuda.current_device()`, without its check that CUDA is initialized: the inputs are there."""
+        index: int = torch._C._cuda_getDevice()
+        return index
+
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        return torch.cuda.device(index)
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+
+class _PerThread(threading.local):
+    """Answers by kind of call, and why the last one. Per thread, since a prepared call owns its parameters."""
+
+    def __init__(self) -> None:
+        self.memo: dict[tuple[Any, ...], Answer] = {}
+        self.last: Explanation | None = None
+
+
+class Dispatcher:
+    """Answers calls on one machine.
+
+    Args:
+        runtime: the machine.
+        read: reads the environment; called once, at the first call that is new.
+    """
+
+    def __init__(self, runtime: Runtime, read: Callable[[], Env] = read_env) -> None:
+        self._runtime = runtime
+        self._read = read
+        self._local = _PerThread()
+        self._lock = threading.Lock()
+        self._programs: dict[tuple[str, str | None, int], Program | SagegenError] = {}
+
+    @functools.cached_property
+    def env(self) -> Env:
+        """The settings, read once."""
+        env = self._read()
+        check_backend("SAGEGEN_BACKEND", env.backend)
+        if not LOGGER.level:
+            LOGGER.setLevel(env.log.upper())
+        return env
+
+    def attention(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None,
+        out: torch.Tensor | None,
+        *options: Any,
+    ) -> Result:
+        """Answer a call; `options` are the fields of Options in order.
+
+        Raises:
+            TypeError, ArgumentError: a malformed argument.
+            UnsupportedError: no kernel can answer, and the caller or SAGEGEN_STRICT insists on one.
+        """
+        local = self._local
+        key: tuple[Any, ...] | None
+        try:
+            # fmt: off
+            key = (
+                q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
+                q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+                torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+                None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.requires_grad),
+                options,
+            )
+            # fmt: on
+            answer = local.memo.get(key) if attn_mask is None else None
+        except (AttributeError, TypeError):  # no tensors, or options that can't be hashed: the checks name them
+            key, answer = None, None
+        if answer is None:
+            answer, lasts = self._prepare(q, k, v, attn_mask, out, options)
+            if lasts and attn_mask is None and key is not None:
+                if len(local.memo) >= _MEMO_LIMIT:
+                    local.memo.clear()
+                local.memo[key] = answer
+        local.last = answer.explanation
+        return answer.run(q, k, v, out)
+
+    def explain(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
+    ) -> Explanation:
+        """What would answer, as far as it is known without loading or building a kernel. Raises as `attention`."""
+        return self._choose(q, k, v, attn_mask, Options(*options))[1]
+
+    @property
+    def last(self) -> Explanation | None:
+        """Why this thread's last call was answered as it was."""
+        return self._local.last
+
+    def answer_by_torch(self, reason: str, *, is_fallback: bool) -> None:
+        """Record that the caller goes to torch itself; `is_fallback` as in Explanation.
+
+        Raises:
+            UnsupportedError: it is a fallback and SAGEGEN_STRICT is set.
+        """
+        if is_fallback:
+            fall_back(reason, self.env.strict)
+        self._local.last = Explanation("sdpa", reason, is_fallback)
+
+    def _choose(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, options: Options
+    ) -> tuple[Checked, Explanation]:
+        checked = check_call(q, k, v, options, attn_mask)
+        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        device = self._runtime.device(q.device)
+        explanation = choose(
+            checked, options, device, self.env, needs_grad=needs_grad, on_registry_error=self._on_registry_error
+        )
+        return checked, explanation
+
+    def _prepare(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None,
+        out: torch.Tensor | None,
+        values: tuple[Any, ...],
+    ) -> tuple[Answer, bool]:
+        """The answer, and whether it holds for the next such call too."""
+        options = Options(*values)
+        checked, explanation = self._choose(q, k, v, attn_mask, options)
+        if out is not None:
+            check_out(out, q)
+        lasts = True
+        if explanation.answer == "kernel":
+            device = self._runtime.device(q.device)
+            program, failure, lasts = self._find_program(explanation, device)
+            if program is not None:
+                for note in explanation.notes:
+                    warn_once(note)
+                return self._prepare_kernel(q, k, v, out, checked, options, values, program, explanation), True
+            explanation = replace(explanation, answer="sdpa", reason=failure, is_fallback=True)
+        if explanation.is_fallback:
+            if (options.backend or self.env.backend) == "kernel":
+                raise UnsupportedError(f"backend='kernel' cannot answer: {explanation.reason}")
+            fall_back(explanation.reason, self.env.strict)
+        if explanation.answer == "zeros":
+            return ZerosAnswer(explanation, options), lasts
+        if explanation.answer == "reference":
+            return ReferenceAnswer(explanation, options), lasts
+        return SdpaAnswer(explanation, options, attn_mask), lasts
+
+    def _prepare_kernel(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None,
+        checked: Checked,
+        options: Options,
+        values: tuple[Any, ...],
+        program: Program,
+        explanation: Explanation,
+    ) -> Answer:
+        assert checked.problem is not None
+        q, k, v = copy_inputs(q, k, v, checked.copies)
+        target = empty_output(q) if out is None else out
+        strides = read_strides(q, k, v, target, options.layout)
+        shape, want_lse = checked.shape, options.return_lse
+        plan = make_plan(checked.problem, program.config, shape, strides, checked.scale, want_lse)
+
+        def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+            return self.attention(q, k, v, None, out, *values)
+
+        answer = KernelAnswer(
+            explanation=explanation,
+            prepared=program.prepare(plan),
+            workspace_bytes=plan.workspace_bytes,
+            lse_shape=(shape.batch, shape.heads_q, shape.q_len) if want_lse else None,
+            device=q.device,
+            index=program.device,
+            runtime=self._runtime,
+            again=again,
+        )
+        return CopyAnswer(answer, checked.copies) if checked.copies else answer
+
+    def _find_program(self, explanation: Explanation, device: Device) -> tuple[Program | None, str, bool]:
+        """The loaded program; or None, why, and whether that holds for later calls too."""
+        digest = explanation.found.entry.cubin_sha256 if explanation.found else None
+        key = (str(explanation.kernel), digest, device.index)
+        if key not in self._programs and self._runtime.is_capturing():
+            return None, "a cold call inside CUDA-graph capture cannot load a kernel; make the call once before", False
+        with self._lock:  # threads that want the same kernel wait for one of them to build and load it
+            if key not in self._programs:
+                try:
+                    self._programs[key] = self._load(explanation, device)
+                except SagegenError as error:  # remembered: a build that failed is not tried for every new length
+                    self._programs[key] = error
+            program = self._programs[key]
+        if isinstance(program, SagegenError):
+            return None, f"{explanation.kernel} is not at hand for {device.arch}: {program}", True
+        return program, "", True
+
+    def _load(self, explanation: Explanation, device: Device) -> Program:
+        problem, config, name = explanation.problem, explanation.config, explanation.kernel
+        assert problem is not None
+        assert config is not None
+        assert name is not None
+        cubin = fetch_cubin(problem, config, explanation.found, device, self.env, self._on_registry_error)
+        return self._runtime.load_program(cubin, name, problem, config, device.index)
+
+    def _on_registry_error(self, error: RegistryError) -> None:
+        """A broken registry must not take a model down, unless it is told to be strict: the others still serve."""
+        if self.env.strict:
+            raise error
+        warn_once(str(error))
+
+
+@functools.cache
+def dispatcher() -> Dispatcher:
+    """This process's dispatcher."""
+    return Dispatcher(CudaRuntime())

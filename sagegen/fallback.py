@@ -1,0 +1,146 @@
+"""torch SDPA with this package's semantics, and what is said when it stands in for a kernel."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Iterator
+
+import torch
+
+from sagegen.errors import UnsupportedError
+
+LOGGER = logging.getLogger("sagegen")
+
+#: torch's own, bound before anyone patches torch.nn.functional with our sdpa(), which would then call itself.
+torch_sdpa = torch.nn.functional.scaled_dot_product_attention
+
+#: Bytes of mask or FP32 scores that are alive at once.
+_CHUNK_BYTES = 256 << 20
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log `message`; the same text again is not logged."""
+    LOGGER.warning(message)
+
+
+def fall_back(reason: str, strict: bool) -> None:
+    """Say, once per reason, that torch SDPA answers.
+
+    Raises:
+        UnsupportedError: `strict` is set.
+    """
+    if strict:
+        raise UnsupportedError(f"no kernel can answer: {reason}", "unset SAGEGEN_STRICT to let torch SDPA answer")
+    warn_once(f"torch SDPA answers: {reason}")
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "HND",
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    attn_mask: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention by torch SDPA; differentiable. Arguments are those of `sagegen.attention`, already checked.
+
+    Unlike SDPA itself: causal is aligned bottom-right, query heads may share K and V, and rows without a visible key
+    give 0 and lse -inf.
+
+    Returns:
+        The output in q's layout and dtype; with `return_lse` also the natural-log log-sum-exp, float32,
+        [batch, heads_q, q_len].
+    """
+    if layout == "NHD":
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    q_len, kv_len = q.shape[2], k.shape[2]
+    gqa = q.shape[1] != k.shape[1]
+    if q_len == 1 and window is None:  # bottom-right: the only query sees every key
+        is_causal = False
+    masked = attn_mask is not None or window is not None or (is_causal and q_len != kv_len)
+    if not masked:
+        out = torch_sdpa(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=gqa)
+    else:
+        parts = [
+            _attend_rows(q[:, :, rows], k, v, _mask_rows(attn_mask, rows, q, kv_len, is_causal, window), scale, gqa)
+            for rows in _chunks(q_len, kv_len * (1 if attn_mask is None else math.prod(attn_mask.shape[:-2])))
+        ]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    lse = _log_sum_exp(q, k, attn_mask, is_causal, window, scale) if return_lse else None
+    out = out.transpose(1, 2) if layout == "NHD" else out
+    return out if lse is None else (out, lse)
+
+
+def _chunks(rows: int, bytes_per_row: int) -> Iterator[slice]:
+    step = max(1, _CHUNK_BYTES // max(1, bytes_per_row))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _mask_rows(
+    attn_mask: torch.Tensor | None,
+    rows: slice,
+    q: torch.Tensor,
+    kv_len: int,
+    is_causal: bool,
+    window: tuple[int, int] | None,
+) -> torch.Tensor:
+    """What the query rows `rows` see: bool (True is seen), or attn_mask's dtype, added to the scores."""
+    left, right = window or (-1, -1)
+    right = 0 if is_causal else right
+    # key j minus the last key that causal row i sees
+    distance = torch.arange(kv_len, device=q.device) - (
+        torch.arange(rows.start, rows.stop, device=q.device)[:, None] + (kv_len - q.shape[2])
+    )
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if left >= 0:
+        visible &= distance >= -left
+    if right >= 0:
+        visible &= distance <= right
+    if attn_mask is None:
+        return visible
+    own = attn_mask if attn_mask.shape[-2] == 1 else attn_mask[..., rows, :]
+    return own & visible if own.dtype == torch.bool else own.masked_fill(~visible, -math.inf)
+
+
+def _attend_rows(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, scale: float, gqa: bool
+) -> torch.Tensor:
+    seen = mask if mask.dtype == torch.bool else mask != -math.inf
+    blind = ~seen.any(-1, keepdim=True)
+    # a blind row sees everything and is zeroed afterwards: a softmax over nothing is NaN, and so is its gradient
+    if mask.dtype == torch.bool:
+        safe = mask | blind
+    else:  # a finite bias that q's type can't hold must not become -inf, which would hide the key
+        finite = mask.clamp(torch.finfo(q.dtype).min, torch.finfo(q.dtype).max)
+        safe = finite.masked_fill(~seen, -math.inf).masked_fill(blind, 0).to(q.dtype)
+    return torch_sdpa(q, k, v, attn_mask=safe, scale=scale, enable_gqa=gqa).masked_fill(blind, 0)
+
+
+def _log_sum_exp(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    window: tuple[int, int] | None,
+    scale: float,
+) -> torch.Tensor:
+    """Natural-log log-sum-exp of the scores, FP32, [batch, heads_q, q_len]."""
+    batch, heads_q, q_len, _ = q.shape
+    heads_kv, kv_len = k.shape[1], k.shape[2]
+    keys = k.float().transpose(-1, -2)
+    parts = []
+    for rows in _chunks(q_len, 4 * batch * heads_q * kv_len):
+        grouped = q[:, :, rows].float().reshape(batch, heads_kv, -1, q.shape[-1])
+        scores = (grouped @ keys * scale).reshape(batch, heads_q, -1, kv_len)
+        mask = _mask_rows(attn_mask, rows, q, kv_len, is_causal, window)
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        parts.append(scores.logsumexp(-1))
+    return torch.cat(parts, 2)

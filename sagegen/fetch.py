@@ -1,0 +1,70 @@
+"""Where a kernel's cubin comes from: beside its registry, else the store, else nvcc."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from sagegen.abi import LAUNCH_ABI
+from sagegen.choose import Device
+from sagegen.env import Env
+from sagegen.errors import BuildError, RegistryError
+from sagegen.fallback import LOGGER
+from sagegen.problem import Problem
+from sagegen.registry import Found, read_cubin
+from sagegen.space import Config
+from sagegen.store import open_store
+from sagegen.store import read_cubin as read_stored_cubin
+
+
+def fetch_cubin(
+    problem: Problem,
+    config: Config,
+    found: Found | None,
+    device: Device,
+    env: Env,
+    on_registry_error: Callable[[RegistryError], None],
+) -> bytes:
+    """The cubin of `config` for `device`.
+
+    Args:
+        found: the registry entry that names the config; None for a default config.
+        on_registry_error: gets the error when the cubin beside the registry is not the one that it names.
+
+    Raises:
+        BuildError, ToolchainError, StoreError: it is nowhere and cannot be built here.
+        ConfigError: the config breaks a rule with the nvcc at hand.
+    """
+    if found is not None and found.entry.provenance.launch_abi == LAUNCH_ABI:
+        try:
+            cubin = read_cubin(found)
+        except RegistryError as error:
+            on_registry_error(error)
+            cubin = None
+        if cubin is not None:
+            return cubin
+        folder = open_store(env).find_cubin(str(found.entry.kernel), str(found.entry.cubin_sha256))
+        if folder is not None:
+            return read_stored_cubin(folder)
+    return build_cubin(problem, config, device, env)
+
+
+def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> bytes:
+    """Render and compile `config`, or take what an earlier process compiled. Raises as `fetch_cubin` does."""
+    # not at the top: most processes never build
+    from sagegen.build import BuildFailure, build_batch
+    from sagegen.render import render
+    from sagegen.rules import Target, check_config
+    from sagegen.toolkit import find_toolkit
+
+    toolkit = find_toolkit(env)
+    if device.gpu is not None:
+        check_config(config, Target(device.gpu, problem, toolkit.version))
+    source = render(problem, config)
+    LOGGER.warning("compiling %s for %s with nvcc %s; this happens once", source.name, device.arch, toolkit.build)
+    start = time.monotonic()
+    built = build_batch([source], device.arch, open_store(env), toolkit)[source.name]
+    if isinstance(built, BuildFailure):
+        raise BuildError(f"{source.name} did not compile: {built.reason}", device.tune_command)
+    LOGGER.warning("%s is ready after %.1f s", source.name, time.monotonic() - start)
+    return read_stored_cubin(built.cubin.parent)

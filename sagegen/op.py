@@ -1,0 +1,175 @@
+"""The functions that a model calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from sagegen.arguments import DEFAULT_MIN_COSINE
+from sagegen.dispatch import dispatcher
+from sagegen.errors import ArgumentError
+from sagegen.fallback import torch_sdpa
+from sagegen.library import call_op
+
+if TYPE_CHECKING:
+    from sagegen.explanation import Explanation
+
+#: Types whose address can be handed to a kernel; other subclasses of Tensor go through the op and its fake.
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "HND",
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    attn_mask: torch.Tensor | None = None,
+    precision: str = "auto",
+    min_cosine: float = DEFAULT_MIN_COSINE,
+    smooth_k: bool | None = None,
+    smooth_q: bool | None = None,
+    smooth_v: bool | None = None,
+    rotate: bool | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale q k^T) v by the tuned kernel for this GPU and these lengths.
+
+    What no kernel can do is answered by torch SDPA, with one log line per reason, or refused under SAGEGEN_STRICT=1:
+    gradients, masks, windows, other head dims and dtypes. CPU tensors get exact attention in FP32.
+
+    Args:
+        q: [batch, heads_q, q_len, head_dim] for layout HND, [batch, q_len, heads_q, head_dim] for NHD; float16 or
+            bfloat16. Any strides; a last dim that is not contiguous, or rows that are not 16 bytes apart, cost a copy.
+        k, v: the same with heads_kv and kv_len; heads_kv divides heads_q (GQA).
+        layout: `HND` or `NHD`.
+        is_causal: query i sees key j when j <= i + kv_len - q_len, aligned bottom-right.
+        scale: multiplies q . k; any finite number. None is 1/sqrt(head_dim).
+        window: (left, right) keys that a query sees on each side of its causal position; -1 leaves a side open.
+        attn_mask: bool (True is seen) or floating (added to the scores), broadcastable to
+            [batch, heads_q, q_len, kv_len] in both layouts; combines with is_causal and window.
+        precision: `auto`, `int8` or `int4`: how Q and K are quantized.
+        min_cosine: least cosine, against FP64 on normal inputs, of the kernel that may answer.
+        smooth_k, smooth_q, smooth_v, rotate: force a step of the quantizer on or off; None leaves it to the kernel.
+        return_lse: also return the log-sum-exp of the scores.
+        out: written and returned instead of a new tensor; q's shape, dtype and device.
+        backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. None chooses.
+
+    Returns:
+        The output, q's shape and dtype. With `return_lse` also the natural-log log-sum-exp, float32,
+        [batch, heads_q, q_len]. A query that sees no key gives 0 and -inf.
+
+    Raises:
+        TypeError, ArgumentError: a malformed argument; nothing was launched.
+        UnsupportedError: no kernel can answer and `backend` or SAGEGEN_STRICT insists on one.
+        DriverError: a launch was refused.
+    """
+    if torch.compiler.is_compiling() or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
+        answer = call_op
+    else:
+        answer = dispatcher().attention
+    # fmt: off
+    return answer(
+        q, k, v, attn_mask, out,
+        layout, is_causal, scale, window, precision, min_cosine,
+        smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
+    )
+    # fmt: on
+
+
+def sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` with a kernel where one gives the same, torch elsewhere.
+
+    Keeps torch's signature and its causal rule, which aligns top-left when lengths differ.
+
+    Raises:
+        UnsupportedError: torch would have to answer and SAGEGEN_STRICT=1 is set.
+    """
+    reason = _torch_reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if reason is None:
+        try:
+            result = attention(query, key, value, is_causal=is_causal, scale=scale)
+            return result[0] if isinstance(result, tuple) else result
+        except ArgumentError as error:  # torch accepts more, such as broadcast batches; or has its own words for it
+            reason = str(error)
+    if not torch.compiler.is_compiling():
+        dispatcher().answer_by_torch(reason, is_fallback=query.device.type == "cuda")
+    return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _torch_reason(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> str | None:
+    """Why only torch's own function gives what its signature promises; None when `attention` does too."""
+    if query.device.type != "cuda":
+        return f"tensors are on {query.device.type}"
+    if query.dim() != 4 or key.dim() != 4:
+        return "inputs are not of 4 dimensions"
+    if dropout_p:
+        return "dropout has no kernel"
+    if attn_mask is not None:
+        return "attn_mask has no kernel yet"
+    if is_causal and query.shape[2] != key.shape[2]:
+        return "is_causal with unequal lengths means top-left alignment here"
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        return "head counts differ without enable_gqa"
+    return None
+
+
+def explain(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "HND",
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    attn_mask: torch.Tensor | None = None,
+    precision: str = "auto",
+    min_cosine: float = DEFAULT_MIN_COSINE,
+    smooth_k: bool | None = None,
+    smooth_q: bool | None = None,
+    smooth_v: bool | None = None,
+    rotate: bool | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Explanation:
+    """What `attention` with the same arguments would answer, and why; runs, loads and builds nothing.
+
+    Raises:
+        TypeError, ArgumentError: as `attention`.
+    """
+    # fmt: off
+    return dispatcher().explain(
+        q, k, v, attn_mask,
+        layout, is_causal, scale, window, precision, min_cosine,
+        smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
+    )
+    # fmt: on
+
+
+def last_dispatch() -> Explanation | None:
+    """Why this thread's last call was answered as it was; None before the first. Calls inside torch.compile count."""
+    return dispatcher().last
