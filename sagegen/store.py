@@ -84,9 +84,20 @@ class Store:
 
         Needs no toolkit, so a registry entry finds its kernel on machines without nvcc.
         """
+        return self._find_record(name, {"cubin_sha256": cubin_sha256})
+
+    def find_text(self, name: str, text_sha256: str, arch: str) -> Path | None:
+        """A folder that holds the source `name` of exactly that text, built for `arch` by any toolkit.
+
+        Needs no toolkit, so what was built earlier runs on after nvcc is gone.
+        """
+        return self._find_record(name, {"text_sha256": text_sha256, "arch": arch})
+
+    def _find_record(self, name: str, facts: Mapping[str, str]) -> Path | None:
+        """The first undamaged entry of `name` whose record holds `facts`."""
         for folder in sorted(self.root.glob(f"{name}.*")):
             try:
-                if read_record(folder).get("cubin_sha256") == cubin_sha256 and read_cubin(folder):
+                if facts.items() <= read_record(folder).items() and read_cubin(folder):
                     return folder
             except StoreError:
                 continue

@@ -173,6 +173,9 @@ def test_a_cached_batch_needs_neither_compiler_nor_a_writable_store(store: Store
     result = build_batch([make_source("a")], "sm_89", store, nvcc.toolkit)["a"]
     assert isinstance(result, Built)
     assert sorted(store.root.rglob("*")) == before
+    source = make_source("a")
+    assert store.find_text("a", source.sha256, "sm_89") == result.cubin.parent
+    assert store.find_cubin("a", result.cubin_sha256) == result.cubin.parent
 
 
 _CHILD = """

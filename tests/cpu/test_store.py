@@ -78,6 +78,15 @@ def test_an_entry_is_found_by_its_cubin_whatever_built_it(store: Store) -> None:
     assert store.find_cubin("kernel", "0" * 64) is None
 
 
+def test_an_entry_is_found_by_its_text_and_architecture_whatever_built_it(store: Store) -> None:
+    store.publish(Key("kernel", "a" * 64), "text", b"one", {"text_sha256": "t1", "arch": "sm_90"})
+    wanted = store.publish(KEY, "text", b"two", {"text_sha256": "t1", "arch": "sm_89"})
+    assert store.find_text("kernel", "t1", "sm_89") == wanted
+    assert store.find_text("kernel", "t2", "sm_89") is None
+    (wanted / "kernel.cubin").write_bytes(b"damaged")
+    assert store.find_text("kernel", "t1", "sm_89") is None
+
+
 def test_the_first_to_publish_wins_quietly(store: Store) -> None:
     first = store.publish(KEY, "text", b"first", {})
     assert store.publish(KEY, "text", b"second", {}) == first
