@@ -1,0 +1,176 @@
+"""torch SDPA with this package's semantics, against attention written out in FP64 here."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+
+from sagegen import fallback
+from sagegen.errors import UnsupportedError
+
+
+def exact(q, k, v, visible=None, bias=None, scale=None):
+    """HND; `visible` and `bias` broadcast to [batch, heads, q_len, kv_len]. Returns output and lse in FP64."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if bias is None else scores + bias
+    scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+    lse = scores.logsumexp(-1)
+    return torch.einsum("bhqk,bhkd->bhqd", torch.softmax(scores, -1).nan_to_num(0), v), lse
+
+
+def seen(q_len, kv_len, *, is_causal=False, left=-1, right=-1):
+    """Row by row from the definition: query i stands at key i + kv_len - q_len."""
+    rows = []
+    for i in range(q_len):
+        at = i + kv_len - q_len
+        rows.append(
+            [
+                (not is_causal or j <= at) and (left < 0 or j >= at - left) and (right < 0 or j <= at + right)
+                for j in range(kv_len)
+            ]
+        )
+    return torch.tensor(rows, dtype=torch.bool)
+
+
+@pytest.fixture
+def make():
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator)
+
+
+def close(result, expected):
+    torch.testing.assert_close(result.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(7, 7), (1, 9), (3, 9), (9, 3), (64, 65)])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (6, 1)])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_causal_is_bottom_right_and_heads_may_share(make, is_causal, q_len, kv_len, heads, layout):
+    q, k, v = make(2, heads[0], q_len, 16), make(2, heads[1], kv_len, 16), make(2, heads[1], kv_len, 16)
+    expected, expected_lse = exact(q, k, v, seen(q_len, kv_len, is_causal=is_causal))
+    if layout == "NHD":
+        q, k, v, expected = (x.transpose(1, 2) for x in (q, k, v, expected))
+    out, lse = fallback.attend(q, k, v, layout=layout, is_causal=is_causal, return_lse=True)
+    close(out, expected)
+    close(lse, expected_lse)
+    assert lse.dtype == torch.float32
+    close(fallback.attend(q, k, v, layout=layout, is_causal=is_causal), expected)
+
+
+def test_decode_sees_every_key():
+    """A4: q length 1, kv length 300, causal, v[j] = j: the mean of 0..299."""
+    q, k = torch.zeros(1, 16, 1, 64), torch.zeros(1, 16, 300, 64)
+    v = torch.arange(300.0)[None, None, :, None].expand(1, 16, 300, 64)
+    torch.testing.assert_close(fallback.attend(q, k, v, is_causal=True), torch.full_like(q, 149.5))
+
+
+def test_queries_before_the_first_key_give_zero(make):
+    """A5: q length 300, kv length 100, causal."""
+    q, k, v = make(1, 2, 300, 64), make(1, 2, 100, 64), make(1, 2, 100, 64)
+    out, lse = fallback.attend(q, k, v, is_causal=True, return_lse=True)
+    assert (out[:, :, :200] == 0).all()
+    assert (lse[:, :, :200] == -math.inf).all()
+    close(out, exact(q, k, v, seen(300, 100, is_causal=True))[0])
+
+
+@pytest.mark.parametrize("window", [(0, 0), (2, -1), (-1, 1), (3, 4)])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("q_len", "kv_len"), [(6, 6), (1, 8), (3, 8), (8, 3)])
+def test_windows(make, window, is_causal, q_len, kv_len):
+    q, k, v = make(1, 2, q_len, 8), make(1, 2, kv_len, 8), make(1, 2, kv_len, 8)
+    visible = seen(q_len, kv_len, is_causal=is_causal, left=window[0], right=window[1])
+    expected, expected_lse = exact(q, k, v, visible)
+    out, lse = fallback.attend(q, k, v, is_causal=is_causal, window=window, return_lse=True)
+    close(out, expected)
+    close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 7), (2, 5, 7), (3, 1, 5, 7), (1, 2, 1, 7), (3, 2, 5, 1)])
+def test_bool_masks_in_every_broadcast(make, shape):
+    q, k, v = make(3, 2, 5, 8), make(3, 2, 7, 8), make(3, 2, 7, 8)
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(1)) > 0.4
+    expected, expected_lse = exact(q, k, v, mask)
+    out, lse = fallback.attend(q, k, v, attn_mask=mask, return_lse=True)
+    close(out, expected)
+    close(lse, expected_lse)
+
+
+def test_a_row_that_a_mask_hides_is_zero(make):
+    """A10: bool mask, row 2 of 4 hides every key; 200 keys."""
+    q, k, v = make(1, 2, 4, 64).half(), make(1, 2, 200, 64).half(), make(1, 2, 200, 64).half()
+    mask = torch.ones(4, 200, dtype=torch.bool)
+    mask[2] = False
+    out, lse = fallback.attend(q, k, v, attn_mask=mask, return_lse=True)
+    assert (out[:, :, 2] == 0).all()
+    assert (lse[:, :, 2] == -math.inf).all()
+    torch.testing.assert_close(out.double(), exact(q, k, v, mask)[0], rtol=1e-2, atol=1e-3)
+
+
+def test_a_hidden_row_has_gradient_zero_not_nan(make):
+    q, k, v = (make(1, 1, 3, 8).requires_grad_() for _ in range(3))
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    mask[1] = False
+    fallback.attend(q, k, v, attn_mask=mask).sum().backward()
+    assert q.grad.isfinite().all()
+    assert (q.grad[:, :, 1] == 0).all()
+    assert v.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_float_masks_add_to_scores(make, dtype):
+    q, k, v = (make(1, 2, 4, 8).to(dtype) for _ in range(3))
+    bias = make(4, 4)
+    bias[1] = -math.inf
+    bias[2, :2] = -1e9  # beyond fp16: far down, but not hidden
+    bias[3] = -1e9
+    expected, expected_lse = exact(q, k, v, seen(4, 4, is_causal=True), bias)
+    out, lse = fallback.attend(q, k, v, attn_mask=bias, is_causal=True, return_lse=True)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out[:, :, :3].double(), expected[:, :, :3], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-3, atol=1e-2)
+    assert out[:, :, 3].isfinite().all()
+
+
+def test_many_chunks_give_what_one_gives(make, monkeypatch):
+    q, k, v = make(1, 2, 50, 8), make(1, 2, 60, 8), make(1, 2, 60, 8)
+    whole = fallback.attend(q, k, v, is_causal=True, window=(9, -1), return_lse=True)
+    monkeypatch.setattr(fallback, "_CHUNK_BYTES", 500)
+    chunks = fallback.attend(q, k, v, is_causal=True, window=(9, -1), return_lse=True)
+    torch.testing.assert_close(chunks, whole)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7, 2])
+def test_any_scale(make, scale):
+    q, k, v = (make(1, 2, 6, 8) for _ in range(3))
+    out, lse = fallback.attend(q, k, v, scale=scale, return_lse=True)
+    expected, expected_lse = exact(q, k, v, scale=scale)
+    close(out, expected)
+    close(lse, expected_lse)
+
+
+def test_gradients_are_torch_gradients(make):
+    """A18: what falls back because it needs a gradient gets the right one."""
+    q, k, v = (make(1, 2, 5, 8).double().requires_grad_() for _ in range(3))
+    assert torch.autograd.gradcheck(lambda *x: fallback.attend(*x, is_causal=True), (q, k, v))
+
+
+def test_each_reason_is_logged_once(caplog):
+    with caplog.at_level(logging.WARNING, logger="sagegen"):
+        for _ in range(3):
+            fallback.fall_back("test reason one", strict=False)
+            fallback.fall_back("test reason two", strict=False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "torch SDPA answers: test reason one",
+        "torch SDPA answers: test reason two",
+    ]
+
+
+def test_strict_raises_instead():
+    with pytest.raises(UnsupportedError, match="head_dim 96 has no kernel"):
+        fallback.fall_back("head_dim 96 has no kernel", strict=True)
