@@ -1,0 +1,725 @@
+"""Which answer a call gets, what is launched for it, and what is done once and never again.
+
+A recorder stands in for the machine: CPU tensors pass for an H200's, and launches are noted instead of run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+from sagegen import build, dispatch, fallback, registry, toolkit
+from sagegen.abi import CONSTANT_STRUCT, FIELDS, LAUNCH_ABI, POINTERS
+from sagegen.arguments import Options
+from sagegen.choose import Device
+from sagegen.dispatch import Dispatcher
+from sagegen.env import Env
+from sagegen.errors import ArgumentError, DriverError, RegistryError, ToolchainError, UnsupportedError
+from sagegen.gpu import GPUS
+from sagegen.problem import Problem
+from sagegen.registry import Entry, Provenance, Range, Timing
+from sagegen.rules import Target, default_config
+from sagegen.store import Store, make_key
+
+CAUSAL, FULL = Problem(64, "fp16", True), Problem(64, "fp16", False)
+CONFIG = default_config(Target(GPUS["h200"], FULL))
+STREAM = 77
+
+
+@dataclass
+class FakeCall:
+    """Notes what it is launched with; `plan` is what it was prepared for."""
+
+    machine: FakeMachine
+    plan: object
+    program: FakeProgram
+
+    def launch(self, *addresses: int) -> None:
+        self.machine.launches.append((self, addresses))
+
+
+@dataclass
+class FakeProgram:
+    machine: FakeMachine
+    cubin: bytes
+    name: str
+    config: object
+    device: int
+
+    def prepare(self, plan: object) -> FakeCall:
+        return FakeCall(self.machine, plan, self)
+
+
+@dataclass
+class FakeMachine:
+    """A runtime that records: an H200 as device 0, whose tensors lie in the CPU's memory."""
+
+    here: Device = field(default_factory=lambda: Device("cuda", 0, "NVIDIA H200", "sm_90", GPUS["h200"]))
+    current: int = 0
+    capturing: bool = False
+    broken: bool = False
+    loads: list[FakeProgram] = field(default_factory=list)
+    launches: list[tuple[FakeCall, tuple[int, ...]]] = field(default_factory=list)
+    guarded: list[int] = field(default_factory=list)
+
+    def device(self, device):
+        return self.here
+
+    def load_program(self, cubin, name, problem, config, index):
+        if self.broken:
+            self.loads.append(None)
+            raise DriverError("CUDA driver: CUDA_ERROR_NO_BINARY_FOR_GPU while loading", "check the driver")
+        self.loads.append(FakeProgram(self, cubin, name, config, index))
+        return self.loads[-1]
+
+    def raw_stream(self, index):
+        return STREAM
+
+    def current_device(self):
+        return self.current
+
+    @contextlib.contextmanager
+    def guard(self, index):
+        self.guarded.append(index)
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+    def is_capturing(self):
+        return self.capturing
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The parameters that the last launch's plan was packed with."""
+        names = [f.name for f in FIELDS[len(POINTERS) :]]
+        return dict(zip(names, CONSTANT_STRUCT.unpack(self.launches[-1][0].plan.constants), strict=True))
+
+
+@pytest.fixture
+def machine() -> FakeMachine:
+    return FakeMachine()
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch) -> Env:
+    """Empty registries, an empty store, and no nvcc anywhere."""
+
+    def find_toolkit(env):
+        raise ToolchainError("nvcc was not found in: PATH", "pip install 'sagegen[nvcc]'")
+
+    monkeypatch.setattr(registry, "shipped_dir", lambda: tmp_path / "shipped")
+    monkeypatch.setattr(toolkit, "find_toolkit", find_toolkit)
+    fallback.warn_once.cache_clear()
+    return Env(cache_dir=tmp_path / "cache", tuned_dir=tmp_path / "tuned", strict=False, log="warning", nvcc=None)
+
+
+@pytest.fixture
+def dispatcher(machine, env) -> Dispatcher:
+    return Dispatcher(machine, lambda: env)
+
+
+def make_entry(
+    problem=FULL, kv=(1, None), cubin=b"cubin", kind="measured", abi=LAUNCH_ABI, config=CONFIG, **rest
+) -> Entry:
+    return Entry(
+        problem=problem.name,
+        bucket=Range(kv_min=kv[0], kv_max=kv[1]),
+        config=config.name,
+        kernel=f"{problem.name}_{config.name}",
+        cubin_sha256=hashlib.sha256(cubin).hexdigest(),
+        provenance=Provenance(
+            kind=kind,
+            gpu="h200",
+            sms=132,
+            launch_abi=abi,
+            protocol=1,
+            date="2025-11-29",
+            shape="b1 h32/32 q4096 kv4096",
+        ),
+        **{"answer": "kernel", "min_cosine": 0.9995, **rest},
+    )
+
+
+def ship(env: Env, *entries: Entry, gpu: str = "h200", cubins: tuple[bytes, ...] = (b"cubin",)) -> None:
+    """Put entries and their cubins into the user's layer."""
+    named = {hashlib.sha256(cubin).hexdigest(): cubin for cubin in cubins}
+    registry.save_entries(env.tuned_dir / f"{gpu}.yaml", gpu, entries, named)
+
+
+def call(dispatcher: Dispatcher, q, k=None, v=None, *, attn_mask=None, out=None, **options):
+    values = Options(**options)
+    k = q if k is None else k
+    fields = [getattr(values, name) for name in Options.__slots__]
+    return dispatcher.attention(q, k, k if v is None else v, attn_mask, out, *fields)
+
+
+def tensor(*shape: int, dtype=torch.float16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def messages(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+# --- a tuned kernel answers
+
+
+def test_a_kernel_is_launched_with_the_tensors_addresses(dispatcher, machine, env):
+    ship(env, make_entry())
+    q, k, v = tensor(2, 4, 5, 64), tensor(2, 2, 7, 64), tensor(2, 2, 7, 64)
+    out, lse = call(dispatcher, q, k, v, return_lse=True, scale=0.25)
+    ((launched, addresses),) = machine.launches
+    assert launched.program.cubin == b"cubin"
+    assert launched.program.name == f"d64_fp16_full_int8_{CONFIG.name}"
+    assert addresses[:5] == (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr())
+    assert addresses[6] == STREAM
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert (lse.shape, lse.dtype) == ((2, 4, 5), torch.float32)
+    constants = machine.constants
+    sizes = {"heads_q": 4, "heads_kv": 2, "q_len": 5, "kv_len": 7, "q_heads_total": 8, "kv_heads_total": 4}
+    assert {name: constants[name] for name in sizes} == sizes
+    assert constants["softmax_scale"] == 0.25
+    assert [constants[f"k_{axis}_stride"] for axis in ("batch", "head", "token")] == [2 * 7 * 64, 7 * 64, 64]
+    assert dispatcher.last.answer == "kernel"
+    assert dispatcher.last.provenance == "measured"
+
+
+def test_without_lse_its_address_is_null(dispatcher, machine, env):
+    ship(env, make_entry())
+    assert isinstance(call(dispatcher, tensor(1, 1, 3, 64)), torch.Tensor)
+    assert machine.launches[0][1][4] == 0
+
+
+def test_nhd_has_the_strides_of_its_axes(dispatcher, machine, env):
+    ship(env, make_entry())
+    call(dispatcher, tensor(2, 5, 4, 64), layout="NHD")
+    constants = machine.constants
+    assert (constants["heads_q"], constants["q_len"]) == (4, 5)
+    for name in ("q", "k", "v", "out"):
+        assert [constants[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")] == [5 * 4 * 64, 64, 4 * 64]
+
+
+def test_a_transposed_query_gets_a_transposed_output(dispatcher, machine, env):
+    """A model's [batch, tokens, heads, dim] buffer seen as HND: the output goes back without a copy."""
+    ship(env, make_entry())
+    out = call(dispatcher, tensor(2, 5, 4, 64).transpose(1, 2))
+    assert out.transpose(1, 2).is_contiguous()
+    assert machine.constants["out_token_stride"] == 4 * 64
+
+
+def test_a_warm_call_looks_nothing_up(dispatcher, machine, env, monkeypatch):
+    ship(env, make_entry())
+    call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
+    for name in ("choose", "fetch_cubin", "make_plan", "check_call", "warn_once"):
+        monkeypatch.setattr(dispatch, name, None)
+    call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
+    assert len(machine.launches) == 2
+    assert machine.launches[0][0] is machine.launches[1][0]
+    assert len(machine.loads) == 1
+
+
+def test_programs_are_shared_and_plans_are_not(dispatcher, machine, env):
+    ship(env, make_entry())
+    for q_len in (5, 6):
+        call(dispatcher, tensor(1, 2, q_len, 64))
+    assert len(machine.loads) == 1
+    assert machine.launches[0][0] is not machine.launches[1][0]
+    assert machine.constants["q_len"] == 6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"is_causal": True},
+        {"scale": 0.5},
+        {"layout": "NHD"},
+        {"return_lse": True},
+    ],
+)
+def test_calls_that_differ_do_not_share_an_answer(dispatcher, machine, env, change):
+    ship(env, make_entry(FULL), make_entry(CAUSAL))
+    q = tensor(2, 2, 2, 64)
+    call(dispatcher, q)
+    call(dispatcher, q, **change)
+    assert machine.launches[0][0] is not machine.launches[1][0]
+
+
+def test_strides_are_part_of_a_calls_kind(dispatcher, machine, env):
+    ship(env, make_entry())
+    q, wide = tensor(1, 2, 5, 64), tensor(1, 2, 5, 128)
+    call(dispatcher, q, q, q)
+    call(dispatcher, q, q, wide[..., :64])
+    assert machine.constants["v_token_stride"] == 128
+
+
+def test_mask_kinds_and_lengths_pick_their_own_entries(dispatcher, machine, env):
+    """E10, and one cubin per bucket."""
+    ship(
+        env,
+        make_entry(FULL, (1, 9), b"short"),
+        make_entry(FULL, (10, None), b"long"),
+        make_entry(CAUSAL, (1, None), b"causal"),
+        cubins=(b"short", b"long", b"causal"),
+    )
+    for kv_len, options in ((9, {}), (10, {}), (9, {"is_causal": True})):
+        call(dispatcher, tensor(1, 2, 3, 64), tensor(1, 2, kv_len, 64), **options)
+    assert [launch[0].program.cubin for launch in machine.launches] == [b"short", b"long", b"causal"]
+
+
+def test_a_call_on_another_device_restores_the_current_one(dispatcher, machine, env):
+    ship(env, make_entry())
+    machine.current = 3
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert machine.guarded == [0]
+    assert machine.current == 3
+
+
+def test_threads_share_a_program_but_no_parameter_buffer(dispatcher, machine, env):
+    ship(env, make_entry())
+    meet = threading.Barrier(4)
+
+    def work():
+        meet.wait()
+        for _ in range(3):
+            call(dispatcher, tensor(1, 2, 5, 64))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(machine.loads) == 1
+    assert len({id(launch[0]) for launch in machine.launches}) == 4
+    assert dispatcher.last is None  # this thread called nothing
+
+
+def test_the_memo_is_bounded(dispatcher, machine, env, monkeypatch):
+    monkeypatch.setattr(dispatch, "_MEMO_LIMIT", 3)
+    ship(env, make_entry())
+    for q_len in (1, 2, 3, 4, 4):
+        call(dispatcher, tensor(1, 1, q_len, 64))
+    assert len(dispatcher._local.memo) == 1
+    assert len(machine.launches) == 5
+
+
+# --- memory that kernels can't read or write
+
+
+def test_unreadable_strides_are_copied_and_said_once(dispatcher, machine, env, caplog):
+    ship(env, make_entry())
+    v = tensor(1, 2, 64, 5).transpose(2, 3)
+    for _ in range(2):
+        call(dispatcher, tensor(1, 2, 5, 64), v=v)
+    assert machine.constants["v_token_stride"] == 64
+    assert machine.launches[-1][1][2] != v.data_ptr()
+    assert [m for m in messages(caplog) if m.startswith("v is copied")] == messages(caplog)
+    assert len(messages(caplog)) == 1
+
+
+def test_an_unaligned_address_is_copied_call_by_call(dispatcher, machine, env, caplog):
+    """Addresses are no part of the memo: the same kind of call is right before and after."""
+    ship(env, make_entry())
+    buffer = tensor(1 + 2 * 5 * 64)
+    aligned, shifted = buffer[:-1].view(1, 2, 5, 64), buffer[1:].view(1, 2, 5, 64)
+    for k in (aligned, shifted, aligned):
+        call(dispatcher, aligned, k, aligned)
+    read = [launch[1][1] for launch in machine.launches]
+    assert read[0] == read[2] == aligned.data_ptr()
+    assert read[1] % 16 == 0
+    assert read[1] != shifted.data_ptr()
+    assert [m[:11] for m in messages(caplog)] == ["k is copied"]
+
+
+def test_out_is_written_in_place(dispatcher, machine, env):
+    ship(env, make_entry())
+    q = tensor(1, 2, 5, 64)
+    out = torch.empty(1, 5, 2, 64, dtype=torch.float16).transpose(1, 2)
+    before = out._version
+    assert call(dispatcher, q, out=out) is out
+    assert machine.launches[0][1][3] == out.data_ptr()
+    assert machine.constants["out_token_stride"] == 128
+    assert out._version > before
+    result, lse = call(dispatcher, q, out=out, return_lse=True)
+    assert result is out
+    assert lse.shape == (1, 2, 5)
+
+
+def test_out_over_an_input_is_written_by_way_of_scratch(dispatcher, machine, env):
+    ship(env, make_entry())
+    q, k = tensor(1, 2, 5, 64), tensor(1, 2, 5, 64)
+    assert call(dispatcher, q, k, k, out=k) is k
+    assert machine.launches[0][1][3] != k.data_ptr()
+
+
+def test_out_at_an_unaligned_address_is_written_by_way_of_scratch(dispatcher, machine, env):
+    ship(env, make_entry())
+    out = torch.empty(1 + 2 * 5 * 64, dtype=torch.float16)[1:].view(1, 2, 5, 64)
+    assert call(dispatcher, tensor(1, 2, 5, 64), out=out) is out
+    assert machine.launches[0][1][3] % 16 == 0
+
+
+def test_an_unfitting_out_launches_nothing(dispatcher, machine, env):
+    ship(env, make_entry())
+    with pytest.raises(ArgumentError, match="out: dtype"):
+        call(dispatcher, tensor(1, 2, 5, 64), out=torch.empty(1, 2, 5, 64))
+    assert machine.launches == []
+
+
+@pytest.mark.parametrize(("q_len", "kv_len", "batch"), [(0, 5, 1), (5, 0, 1), (5, 5, 0)])
+def test_empty_calls_launch_nothing(dispatcher, machine, env, q_len, kv_len, batch):
+    ship(env, make_entry())
+    q, k = tensor(batch, 2, q_len, 64), tensor(batch, 2, kv_len, 64)
+    out, lse = call(dispatcher, q, k, return_lse=True)
+    assert out.shape == q.shape
+    assert (out == 0).all()
+    assert (lse == -math.inf).all()
+    assert lse.shape == (batch, 2, q_len)
+    assert machine.launches == []
+    assert dispatcher.last.answer == "zeros"
+
+
+def test_an_empty_call_keeps_the_graph(dispatcher):
+    q = tensor(1, 2, 5, 64).requires_grad_()
+    call(dispatcher, q, tensor(1, 2, 0, 64)).sum().backward()
+    assert (q.grad == 0).all()
+
+
+# --- torch answers
+
+
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        ({"window": (3, 3)}, "window"),
+        ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask"),
+        ({"precision": "int4"}, "int4"),
+        ({"smooth_q": True}, "smooth_q"),
+    ],
+)
+def test_what_no_kernel_does_is_answered_by_torch_and_said_once(dispatcher, machine, env, caplog, options, because):
+    ship(env, make_entry())
+    q = tensor(1, 2, 5, 64)
+    for _ in range(3):
+        out = call(dispatcher, q, **options)
+    assert out.isfinite().all()
+    assert machine.launches == []
+    assert [because in m for m in messages(caplog)] == [True]
+    assert dispatcher.last.is_fallback
+    assert because in dispatcher.last.reason
+
+
+def test_a_new_mask_is_used_every_time(dispatcher, env):
+    q = tensor(1, 1, 2, 64)
+    v = torch.tensor([1.0, 2.0]).half()[None, None, :, None].expand(1, 1, 2, 64)
+    for keep in (0, 1):
+        mask = torch.tensor([keep == 0, keep == 1])[None]
+        assert (call(dispatcher, q, q, v, attn_mask=mask) == keep + 1).all()
+
+
+def test_gradients_are_left_to_torch(dispatcher, machine, env, caplog):
+    """A18: never an output without a graph; the same tensors under no_grad get the kernel."""
+    ship(env, make_entry())
+    q = tensor(1, 2, 5, 64).requires_grad_()
+    call(dispatcher, q).sum().backward()
+    assert q.grad.abs().sum() > 0
+    assert "gradient" in messages(caplog)[0]
+    assert machine.launches == []
+    with torch.no_grad():
+        call(dispatcher, q)
+    assert len(machine.launches) == 1
+
+
+def test_where_torch_is_faster_it_answers_without_complaint(dispatcher, machine, env, caplog):
+    """D6: the registry says so for the length."""
+    ship(env, make_entry(kv=(1, 512), answer="sdpa"), make_entry(kv=(513, None)))
+    for _ in range(2):
+        call(dispatcher, tensor(1, 2, 512, 64))
+    assert machine.launches == []
+    assert messages(caplog) == []
+    assert dispatcher.last.answer == "sdpa"
+    assert not dispatcher.last.is_fallback
+    call(dispatcher, tensor(1, 2, 513, 64))
+    assert len(machine.launches) == 1
+
+
+def test_a_forced_kernel_runs_where_torch_is_faster(dispatcher, machine, env):
+    ship(env, make_entry(answer="sdpa"))
+    call(dispatcher, tensor(1, 2, 5, 64), backend="kernel")
+    assert len(machine.launches) == 1
+
+
+@pytest.mark.parametrize(("asked", "launches"), [(0.9995, 1), (0.9996, 0)])
+def test_an_entry_must_reach_the_callers_cosine(dispatcher, machine, env, asked, launches):
+    ship(env, make_entry(min_cosine=0.9995))
+    call(dispatcher, tensor(1, 2, 5, 64), min_cosine=asked)
+    assert len(machine.launches) == launches
+
+
+@pytest.mark.parametrize(("asked", "launches"), [(0.999, 1), (0.9991, 0)])
+def test_an_unmeasured_accuracy_serves_the_default_floor_only(dispatcher, machine, env, asked, launches):
+    ship(env, make_entry(min_cosine=None, kind="predicted"))
+    call(dispatcher, tensor(1, 2, 5, 64), min_cosine=asked)
+    assert len(machine.launches) == launches
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_forced_backends(dispatcher, machine, env, caplog, backend):
+    ship(env, make_entry())
+    q = tensor(1, 2, 5, 64)
+    expected = torch.softmax(q.float() @ q.float().mT / 8, -1) @ q.float()
+    torch.testing.assert_close(call(dispatcher, q, backend=backend).float(), expected, rtol=1e-2, atol=1e-3)
+    assert machine.launches == []
+    assert messages(caplog) == []
+    assert dispatcher.last.answer == backend
+
+
+def test_a_forced_kernel_that_cannot_run_raises_why(dispatcher, env):
+    ship(env, make_entry())
+    with pytest.raises(UnsupportedError, match="head_dim 96 has no kernel"):
+        call(dispatcher, tensor(1, 2, 5, 96), backend="kernel")
+
+
+def test_the_environments_backend_holds_unless_the_call_says_otherwise(machine, env):
+    ship(env, make_entry())
+    dispatcher = Dispatcher(machine, lambda: Env(env.cache_dir, env.tuned_dir, False, "warning", None, "sdpa"))
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert machine.launches == []
+    call(dispatcher, tensor(1, 2, 5, 64), backend="kernel")
+    assert len(machine.launches) == 1
+
+
+def test_a_wrong_backend_in_the_environment_is_named(machine, env):
+    dispatcher = Dispatcher(machine, lambda: Env(env.cache_dir, env.tuned_dir, False, "warning", None, "cudnn"))
+    with pytest.raises(ArgumentError, match="SAGEGEN_BACKEND='cudnn'"):
+        call(dispatcher, tensor(1, 2, 5, 64))
+
+
+def strict(env: Env) -> Env:
+    return Env(env.cache_dir, env.tuned_dir, True, "warning", None)
+
+
+def test_strict_refuses_what_would_fall_back(machine, env):
+    dispatcher = Dispatcher(machine, lambda: strict(env))
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match="head_dim 160"):
+            call(dispatcher, tensor(1, 2, 5, 160))
+
+
+def test_strict_allows_torch_where_it_is_faster_or_asked_for(machine, env):
+    ship(env, make_entry(answer="sdpa"))
+    dispatcher = Dispatcher(machine, lambda: strict(env))
+    call(dispatcher, tensor(1, 2, 5, 64))
+    call(dispatcher, tensor(1, 2, 5, 96), backend="sdpa")
+
+
+# --- entries that are less than ideal
+
+
+def test_a_borrowed_entry_says_so_once_with_the_command(dispatcher, machine, env, caplog):
+    ship(env, make_entry(), gpu="h100")
+    for q_len in (5, 6):
+        call(dispatcher, tensor(1, 2, q_len, 64))
+    assert len(machine.launches) == 2
+    assert messages(caplog) == [
+        "h200 has no entry for d64_fp16_full_int8, h100's is borrowed; to tune it here: sagegen tune --gpu h200"
+    ]
+
+
+def test_a_predicted_entry_says_so(dispatcher, env, caplog):
+    ship(env, make_entry(kind="predicted"))
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert "predicted, not measured" in messages(caplog)[0]
+    assert dispatcher.last.provenance == "predicted"
+
+
+def test_a_length_above_every_bucket_never_gets_the_small_variant(dispatcher, machine, env, caplog):
+    """E12. Here nvcc is absent, so torch answers; a default config is built where it is there."""
+    ship(env, make_entry(kv=(1, 2047)))
+    call(dispatcher, tensor(1, 1, 1, 64), tensor(1, 1, 2048, 64))
+    assert machine.launches == []
+    assert "nothing is tuned" in " ".join(dispatcher.last.notes)
+    assert dispatcher.last.is_fallback
+
+
+def test_a_length_below_every_bucket_gets_the_next_longer_and_says_so(dispatcher, machine, env, caplog):
+    ship(env, make_entry(kv=(100, None)))
+    call(dispatcher, tensor(1, 1, 5, 64))
+    assert len(machine.launches) == 1
+    assert "no bucket of d64_fp16_full_int8 holds this length" in messages(caplog)[0]
+    assert messages(caplog)[0].endswith("sagegen tune --gpu h200")
+
+
+def test_an_unknown_gpu_borrows_from_its_architecture(machine, env, caplog):
+    machine.here = Device("cuda", 0, "NVIDIA H800", "sm_90", None)
+    ship(env, make_entry())
+    call(Dispatcher(machine, lambda: env), tensor(1, 1, 5, 64))
+    assert len(machine.launches) == 1
+    assert "NVIDIA H800 has no entry" in messages(caplog)[0]
+
+
+def test_an_unknown_gpu_of_an_untuned_architecture_gets_torch(machine, env):
+    machine.here = Device("cuda", 0, "NVIDIA T4", "sm_75", None)
+    dispatcher = Dispatcher(machine, lambda: env)
+    call(dispatcher, tensor(1, 1, 5, 64))
+    assert "NVIDIA T4 (sm_75) is no known GPU" in dispatcher.last.reason
+
+
+def test_a_broken_registry_is_named_and_the_rest_serves(dispatcher, machine, env, caplog):
+    """E11."""
+    ship(env, make_entry(), gpu="h100")
+    (env.tuned_dir / "h200.yaml").write_text("schema: 1\n")
+    call(dispatcher, tensor(1, 1, 5, 64))
+    assert len(machine.launches) == 1
+    assert "h200.yaml:2: the file is cut short" in messages(caplog)[0]
+
+
+def test_a_broken_registry_is_an_error_under_strict(machine, env):
+    env.tuned_dir.mkdir()
+    (env.tuned_dir / "h200.yaml").write_text("schema: 1\n")
+    with pytest.raises(RegistryError, match=r"h200\.yaml:2"):
+        call(Dispatcher(machine, lambda: strict(env)), tensor(1, 1, 5, 64))
+
+
+# --- where cubins come from
+
+
+def test_no_entry_and_no_nvcc_gives_torch_and_the_command(dispatcher, machine, env, caplog):
+    """E1."""
+    q = tensor(1, 2, 5, 64)
+    expected = torch.softmax(q.float() @ q.float().mT / 8, -1) @ q.float()
+    torch.testing.assert_close(call(dispatcher, q).float(), expected, rtol=1e-2, atol=1e-3)
+    call(dispatcher, tensor(1, 2, 6, 64))
+    assert machine.loads == []
+    (message,) = messages(caplog)
+    assert "nvcc was not found in: PATH" in message
+    assert message.endswith("pip install 'sagegen[nvcc]'")
+
+
+def test_a_stored_cubin_needs_no_nvcc(dispatcher, machine, env):
+    """D7, warm: the registry names a cubin that lies in the kernel store only."""
+    entry = make_entry(cubin=b"stored")
+    ship(env, entry, cubins=())
+    key = make_key(str(entry.kernel), "text", "sm_90", "V13.0", ())
+    Store(env.cache_dir / "kernels").publish(key, "text", b"stored", {})
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert machine.loads[0].cubin == b"stored"
+
+
+@pytest.fixture
+def compiler(env, monkeypatch, nvcc):
+    """The stand-in compiler, at hand."""
+    monkeypatch.setattr(toolkit, "find_toolkit", lambda env: nvcc.toolkit)
+    return nvcc
+
+
+def test_with_nvcc_an_untuned_problem_gets_the_default_config(dispatcher, machine, env, compiler, caplog):
+    """D7, cold: it says that it compiles, then works; the next process finds the kernel."""
+    for q_len in (5, 6):
+        call(dispatcher, tensor(1, 2, q_len, 64))
+    assert machine.loads[0].name == f"d64_fp16_full_int8_{CONFIG.name}"
+    assert len(machine.launches) == 2
+    assert len(compiler.calls) == 1
+    assert messages(caplog)[0].startswith(f"compiling d64_fp16_full_int8_{CONFIG.name} for sm_90 with nvcc V13.0")
+    assert any("nothing is tuned" in m and m.endswith("sagegen tune --gpu h200") for m in messages(caplog))
+    call(Dispatcher(machine, lambda: env), tensor(1, 2, 5, 64))
+    assert len(compiler.calls) == 1
+    assert machine.loads[1].cubin == machine.loads[0].cubin
+    assert dispatcher.last.provenance == "untuned"
+
+
+def test_with_nvcc_a_missing_cubin_is_built_from_its_entry(dispatcher, machine, env, compiler):
+    ship(env, make_entry(), cubins=())
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert len(compiler.calls) == 1
+    assert dispatcher.last.provenance == "measured"
+
+
+def test_a_cubin_of_another_launch_abi_is_not_loaded(dispatcher, machine, env, compiler):
+    ship(env, make_entry(abi=LAUNCH_ABI + 1))
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert machine.loads[0].cubin != b"cubin"
+    assert len(compiler.calls) == 1
+
+
+def test_a_changed_cubin_is_not_loaded(dispatcher, machine, env, caplog):
+    ship(env, make_entry())
+    (file,) = (env.tuned_dir / "h200").glob("*.cubin")
+    file.write_bytes(b"changed")
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert machine.loads == []
+    assert any(str(file) in m and "digest" in m for m in messages(caplog))
+    assert dispatcher.last.answer == "sdpa"
+
+
+def test_a_build_that_fails_is_tried_once(dispatcher, machine, env, compiler, monkeypatch, caplog):
+    attempts = []
+
+    def fail(sources, *_args, **_options):
+        attempts.append(sources)
+        name = sources[0].name
+        return {name: build.BuildFailure(name, "compile", "error: no such thing", "")}
+
+    monkeypatch.setattr(build, "build_batch", fail)
+    for q_len in (5, 6):
+        call(dispatcher, tensor(1, 2, q_len, 64))
+    assert len(attempts) == 1
+    assert "error: no such thing" in dispatcher.last.reason
+
+
+def test_a_cubin_that_the_driver_refuses_gives_torch(dispatcher, machine, env):
+    ship(env, make_entry())
+    machine.broken = True
+    for q_len in (5, 6):
+        call(dispatcher, tensor(1, 2, q_len, 64))
+    assert len(machine.loads) == 1
+    assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in dispatcher.last.reason
+
+
+def test_a_cold_call_inside_graph_capture_takes_torch_and_is_not_remembered(dispatcher, machine, env):
+    ship(env, make_entry())
+    machine.capturing = True
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert machine.loads == []
+    assert "capture" in dispatcher.last.reason
+    machine.capturing = False
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert len(machine.launches) == 1
+    machine.capturing = True  # warm now, for new lengths too
+    call(dispatcher, tensor(1, 2, 6, 64))
+    assert len(machine.launches) == 2
+
+
+# --- explaining
+
+
+def test_explain_loads_and_runs_nothing(dispatcher, machine, env):
+    ship(env, make_entry(figures=Timing(speed_vs_sdpa=1.5)))
+    values = [getattr(Options(), name) for name in Options.__slots__]
+    q = tensor(1, 2, 5, 64)
+    explanation = dispatcher.explain(q, q, q, None, *values)
+    assert machine.loads == []
+    assert explanation.kernel == f"d64_fp16_full_int8_{CONFIG.name}"
+    text = str(explanation)
+    for part in ("kernel: tuned entry of h200", "provenance: measured", "min_cosine: 0.9995", "speed vs SDPA: 1.5"):
+        assert part in text
+    assert dispatcher.last is None
+
+
+def test_log_level_comes_from_the_environment(machine, env, caplog):
+    logger = logging.getLogger("sagegen")
+    before = logger.level
+    try:
+        logger.setLevel(logging.NOTSET)
+        quiet = Env(env.cache_dir, Path(env.tuned_dir), False, "error", None)
+        call(Dispatcher(machine, lambda: quiet), tensor(1, 2, 5, 96))
+        assert messages(caplog) == []
+    finally:
+        logger.setLevel(before)
