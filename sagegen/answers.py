@@ -169,7 +169,7 @@ class ReferenceAnswer:
             return_lse=options.return_lse,  # type: ignore[call-overload]  # the overloads know literals only
             compute=torch.float64 if q.dtype == torch.float64 else torch.float32,
         )
-        return _into(out, result)
+        return _into(empty_output(q) if out is None else out, result)
 
 
 @dataclass(frozen=True, slots=True)

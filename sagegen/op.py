@@ -70,7 +70,8 @@ def attention(
         UnsupportedError: no kernel can answer and `backend` or SAGEGEN_STRICT insists on one.
         DriverError: a launch was refused.
     """
-    if torch.compiler.is_compiling() or not (type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN):
+    plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
+    if torch.compiler.is_compiling() or not (plain or _has_stranger(q, k, v)):
         answer = call_op
     else:
         answer = dispatcher().attention
@@ -81,6 +82,11 @@ def attention(
         smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
     )
     # fmt: on
+
+
+def _has_stranger(*inputs: object) -> bool:
+    """Whether one is no tensor at all; the dispatcher's checks name it."""
+    return not all(isinstance(x, torch.Tensor) for x in inputs)
 
 
 def sdpa(

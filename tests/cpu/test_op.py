@@ -1,0 +1,389 @@
+"""The public functions, on tensors that a machine without a GPU has."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import sagegen
+from sagegen import fallback, library, op
+from sagegen.answers import empty_output
+from sagegen.arguments import Options
+from sagegen.dispatch import Dispatcher
+from sagegen.env import Env
+from sagegen.errors import ArgumentError, UnsupportedError
+
+
+@pytest.fixture
+def make():
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape, dtype=torch.bfloat16: torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """A dispatcher of this test's own, with default settings."""
+    from sagegen.dispatch import CudaRuntime
+
+    env = Env(tmp_path / "cache", tmp_path / "tuned", False, "warning", None)
+    dispatcher = Dispatcher(CudaRuntime(), lambda: env)
+    for module in (op, library):
+        monkeypatch.setattr(module, "dispatcher", lambda: dispatcher)
+    fallback.warn_once.cache_clear()
+    return dispatcher
+
+
+def exact(q, k, v, *, is_causal=False):
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones_like(scores).tril(k.shape[2] - q.shape[2]).bool(), -math.inf)
+    return scores.softmax(-1).nan_to_num(0) @ v, scores.logsumexp(-1)
+
+
+def test_options_are_attentions_keywords_in_order():
+    """The op and the dispatcher take them by position."""
+    keywords = [p for p in inspect.signature(sagegen.attention).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    others = ("attn_mask", "out")
+    assert {p.name: p.default for p in keywords if p.name not in others} == {
+        name: getattr(Options(), name) for name in Options.__slots__
+    }
+    schema = [a.name for a in torch.ops.sagegen.attention.default._schema.arguments]
+    assert schema == ["q", "k", "v", "attn_mask", *Options.__slots__]
+    explained = inspect.signature(sagegen.explain).parameters
+    assert list(explained) == [
+        "q", "k", "v", *(p.name for p in keywords if p.name != "out")
+    ]  # fmt: skip
+
+
+def test_every_option_reaches_the_dispatcher_under_its_name(monkeypatch, make):
+    """No two of them are swapped on the way."""
+    seen = {}
+
+    class Recorder:
+        def attention(self, q, k, v, attn_mask, out, *options):
+            seen.update(
+                q=q, k=k, v=v, attn_mask=attn_mask, out=out, **dict(zip(Options.__slots__, options, strict=True))
+            )
+
+        def explain(self, q, k, v, attn_mask, *options):
+            self.attention(q, k, v, attn_mask, None, *options)
+
+    monkeypatch.setattr(op, "dispatcher", Recorder)
+    q, k, v = make(1), make(1), make(1)
+    given = {name: object() for name in (*Options.__slots__, "attn_mask", "out")}
+    sagegen.attention(q, k, v, **given)
+    assert seen == {"q": q, "k": k, "v": v, **given}
+    seen.clear()
+    sagegen.explain(q, k, v, **{name: value for name, value in given.items() if name != "out"})
+    assert seen == {"q": q, "k": k, "v": v, **given, "out": None}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_cpu_tensors_get_exact_attention(make, is_causal, layout):
+    q, k, v = make(2, 6, 9, 40), make(2, 2, 13, 40), make(2, 2, 13, 40)
+    expected, expected_lse = exact(q, k, v, is_causal=is_causal)
+    if layout == "NHD":
+        q, k, v, expected = (x.transpose(1, 2) for x in (q, k, v, expected))
+    out, lse = sagegen.attention(q, k, v, layout=layout, is_causal=is_causal, return_lse=True)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
+    assert sagegen.last_dispatch().answer == "reference"
+
+
+@pytest.mark.parametrize("head_dim", [40, 72, 80, 96, 120])
+def test_other_head_dims_keep_width_and_contiguity(make, head_dim):
+    """A11."""
+    q = make(1, 8, 32, head_dim)
+    out = sagegen.attention(q, q, q)
+    assert out.shape == q.shape
+    assert out.is_contiguous()
+
+
+def test_a_mask_on_the_cpu(make):
+    """A7: a bool mask that hides the last half of the keys."""
+    q, k, v = make(1, 2, 5, 64), make(1, 2, 8, 64), make(1, 2, 8, 64)
+    mask = torch.arange(8) < 4
+    out = sagegen.attention(q, k, v, attn_mask=mask[None])
+    torch.testing.assert_close(out.double(), exact(q, k[:, :, :4], v[:, :, :4])[0], rtol=2e-2, atol=1e-2)
+
+
+def test_an_unknown_keyword_is_a_type_error(make):
+    """A7."""
+    with pytest.raises(TypeError, match="foo"):
+        sagegen.attention(make(1, 1, 1, 64), make(1, 1, 1, 64), make(1, 1, 1, 64), foo=1)
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(1, 1, 2, 64).numpy(), [1.0], None])
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_what_is_no_tensor_is_named(make, bad, position):
+    inputs = [make(1, 1, 2, 64) for _ in range(3)]
+    inputs[position] = bad
+    with pytest.raises(TypeError, match=f"{'qkv'[position]} must be a torch"):
+        sagegen.attention(*inputs)
+
+
+def test_inputs_are_never_written(make):
+    """B12, here for every answer that needs no GPU."""
+    inputs = [make(1, 2, 16, 64) for _ in range(3)]
+    before = [x.clone() for x in inputs]
+    for options in ({}, {"backend": "sdpa"}, {"window": (2, 2)}, {"return_lse": True}):
+        sagegen.attention(*inputs, **options)
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
+def test_out_is_filled_and_returned(make):
+    q = make(1, 2, 5, 64)
+    out = torch.full_like(q, math.nan)
+    assert sagegen.attention(q, q, q, out=out) is out
+    torch.testing.assert_close(out, sagegen.attention(q, q, q))
+
+
+def test_a_kernel_for_cpu_tensors_is_refused(make):
+    q = make(1, 2, 5, 64)
+    with pytest.raises(UnsupportedError, match="these are on cpu"):
+        sagegen.attention(q, q, q, backend="kernel")
+
+
+def test_the_emulator_is_refused_by_name(make):
+    q = make(1, 2, 5, 64)
+    with pytest.raises(ArgumentError, match="emulator is not in this version"):
+        sagegen.attention(q, q, q, backend="emulator")
+
+
+def test_gradients_flow(make, caplog):
+    """A18."""
+    q, k, v = (make(1, 2, 5, 64, dtype=torch.float32).requires_grad_() for _ in range(3))
+    sagegen.attention(q, k, v, is_causal=True).square().sum().backward()
+    found = [x.grad.clone() for x in (q, k, v)]
+    for x in (q, k, v):
+        x.grad = None
+    exact(q, k, v, is_causal=True)[0].square().sum().backward()
+    for grad, x in zip(found, (q, k, v), strict=True):
+        torch.testing.assert_close(grad, x.grad, rtol=1e-4, atol=1e-5)
+    assert "gradient" in caplog.records[0].getMessage()
+
+
+def test_explain_says_what_a_call_would_do(make):
+    q = make(1, 2, 5, 64)
+    assert str(sagegen.explain(q, q, q)).startswith("reference: tensors are on the CPU")
+    assert isinstance(sagegen.explain(q, q, q), sagegen.Explanation)
+    with pytest.raises(ArgumentError, match="layout"):
+        sagegen.explain(q, q, q, layout="NDH")
+
+
+# --- torch.compile and fake tensors
+
+
+CASES = {
+    "plain": ({}, (1, 4, 33, 96), None),
+    "causal": ({"is_causal": True, "scale": 0.3}, (2, 4, 33, 64), None),
+    "lse": ({"return_lse": True}, (2, 4, 17, 64), None),
+    "nhd": ({"layout": "NHD", "return_lse": True}, (2, 17, 4, 64), (1, 2)),
+    "transposed": ({}, (2, 17, 4, 64), (1, 2)),
+    "window": ({"window": (3, 4)}, (1, 2, 9, 64), None),
+}
+
+
+def inputs_of(case, make):
+    options, shape, swap = CASES[case]
+    inputs = [make(*shape) for _ in range(3)]
+    if swap and options.get("layout") != "NHD":
+        inputs = [x.transpose(*swap) for x in inputs]
+    return inputs, options
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_opcheck(case, make):
+    """D5."""
+    inputs, options = inputs_of(case, make)
+    values = [getattr(Options(**options), name) for name in Options.__slots__]
+    results = torch.library.opcheck(torch.ops.sagegen.attention.default, (*inputs, None, *values))
+    assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_calls_do_not_break_the_graph(case, make):
+    """D5: results and strides are eager's."""
+    inputs, options = inputs_of(case, make)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *x: sagegen.attention(*x, **options), fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        ours, eager = compiled(*inputs), sagegen.attention(*inputs, **options)
+        pairs = zip(ours, eager, strict=True) if isinstance(ours, tuple) else [(ours, eager)]
+        for one, other in pairs:
+            torch.testing.assert_close(one, other)
+            assert one.stride() == other.stride() or "window" in options
+        inputs = [x + 1 for x in inputs]
+
+
+def test_compiled_calls_with_a_mask_and_an_out(make):
+    torch._dynamo.reset()
+    q, mask, out = make(1, 2, 8, 64), torch.rand(8, 8) > 0.5, make(1, 2, 8, 64)
+    compiled = torch.compile(
+        lambda q, m, o: sagegen.attention(q, q, q, attn_mask=m, out=o, return_lse=True), fullgraph=True, backend="eager"
+    )
+    compiled(q, mask, out)
+    torch.testing.assert_close(out, sagegen.attention(q, q, q, attn_mask=mask))
+
+
+def test_compiled_calls_that_need_a_gradient_have_one(make):
+    torch._dynamo.reset()
+    q, k, v = (make(1, 2, 9, 64, dtype=torch.float32).requires_grad_() for _ in range(3))
+    compiled = torch.compile(lambda *x: sagegen.attention(*x, is_causal=True), fullgraph=True, backend="aot_eager")
+    compiled(q, k, v).square().sum().backward()
+    ours = q.grad.clone()
+    q.grad = None
+    exact(q, k, v, is_causal=True)[0].square().sum().backward()
+    torch.testing.assert_close(ours, q.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_fake_tensors_have_a_shape_and_are_not_launched(device):
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 4, 64, dtype=torch.float16, device=device)
+        out, lse = sagegen.attention(q, q, q, return_lse=True)
+    assert (out.shape, lse.shape, lse.dtype) == ((2, 3, 4, 64), (2, 3, 4), torch.float32)
+    assert out.device.type == device
+
+
+def test_meta_tensors_have_a_shape(caplog):
+    q = torch.empty(2, 3, 4, 64, dtype=torch.float16, device="meta")
+    assert sagegen.attention(q, q, q).shape == q.shape
+    assert caplog.records == []
+
+
+def test_parameters_count_as_plain_tensors(make):
+    q = torch.nn.Parameter(make(1, 2, 5, 64), requires_grad=False)
+    torch.testing.assert_close(sagegen.attention(q, q, q), sagegen.attention(q.data, q.data, q.data))
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((2, 3, 4, 64), (768, 256, 64, 1), (768, 256, 64, 1)),
+        ((2, 3, 4, 64), (768, 64, 192, 1), (768, 64, 192, 1)),  # dense, tokens before heads
+        ((2, 3, 4, 64), (2304, 64, 576, 1), (768, 64, 192, 1)),  # a slice of one: dense again, same order
+        ((2, 3, 64, 4), (768, 256, 1, 64), (768, 256, 4, 1)),  # dim not contiguous
+    ],
+)
+def test_the_outputs_strides(shape, strides, expected):
+    q = torch.zeros(8192, dtype=torch.float16).as_strided(shape, strides)
+    assert empty_output(q).stride() == expected
+
+
+# --- sdpa()
+
+
+TORCH = torch.nn.functional.scaled_dot_product_attention
+
+
+def test_sdpa_has_torchs_signature():
+    documented = " ".join(TORCH.__doc__.split("(", 1)[1].split(")", 1)[0].split())  # a builtin has no other
+    ours = [str(p.replace(annotation=p.empty)) for p in inspect.signature(sagegen.sdpa).parameters.values()]
+    assert ", ".join(ours) == documented
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options"),
+    [
+        (((1, 2, 5, 64), (1, 2, 5, 64)), {}),
+        (((1, 2, 5, 64), (1, 2, 9, 64)), {"is_causal": True}),  # torch: top-left
+        (((1, 4, 5, 64), (1, 2, 5, 64)), {"enable_gqa": True, "scale": 0.3}),
+        (((2, 5, 64), (2, 5, 64)), {"is_causal": True}),
+        (((5, 64), (7, 64)), {}),
+        (((3, 2, 5, 64), (1, 2, 5, 64)), {}),  # broadcast batch
+    ],
+)
+def test_sdpa_answers_as_torch_does(make, shapes, options):
+    q, k, v = make(*shapes[0]), make(*shapes[1]), make(*shapes[1])
+    torch.testing.assert_close(sagegen.sdpa(q, k, v, **options), TORCH(q, k, v, **options))
+
+
+class OnCuda(torch.Tensor):
+    """Says that it is on a GPU, so that what sdpa() does with such tensors can be seen without one."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "options", "because"),
+    [
+        (((1, 2, 5, 64), (1, 2, 9, 64)), {"is_causal": True}, "top-left"),
+        (((1, 2, 5, 64), (1, 2, 5, 64)), {"dropout_p": 0.1}, "dropout"),
+        (((1, 2, 5, 64), (1, 2, 5, 64)), {"attn_mask": torch.zeros(5, 5).bool()}, "attn_mask"),
+        (((2, 5, 64), (2, 5, 64)), {}, "4 dimensions"),
+        (((1, 4, 5, 64), (1, 2, 5, 64)), {}, "enable_gqa"),
+        (((3, 2, 5, 64), (1, 2, 5, 64)), {}, "k: batch 1"),
+        (((1, 2, 5, 64), (1, 2, 5, 64)), {}, None),
+        (((1, 2, 5, 64), (1, 2, 9, 64)), {}, None),
+        (((1, 4, 5, 64), (1, 2, 5, 64)), {"is_causal": True, "enable_gqa": True, "scale": 0.5}, None),
+    ],
+)
+def test_sdpa_uses_kernels_only_where_torchs_rules_hold(make, monkeypatch, fresh, shapes, options, because):
+    called, torchs = [], []
+
+    def attention(q, k, v, **given):
+        if q.shape[0] != k.shape[0]:
+            raise ArgumentError("k: batch 1 does not match q's 3")
+        called.append(given)
+        return q
+
+    monkeypatch.setattr(op, "attention", attention)
+    monkeypatch.setattr(op, "torch_sdpa", lambda *args, **given: torchs.append((args[3:], given)))
+    q, k = (make(*shape).as_subclass(OnCuda) for shape in shapes)
+    sagegen.sdpa(q, k, k, **options)
+    if because is None:
+        assert called == [{"is_causal": options.get("is_causal", False), "scale": options.get("scale")}]
+        assert torchs == []
+    else:
+        assert called == []
+        (args, given) = torchs[0]
+        mask, dropout_p, is_causal = args
+        assert mask is options.get("attn_mask")
+        assert (dropout_p, is_causal) == (options.get("dropout_p", 0.0), options.get("is_causal", False))
+        assert given == {"scale": options.get("scale"), "enable_gqa": options.get("enable_gqa", False)}
+        assert because in fresh.last.reason
+
+
+def test_sdpa_does_not_call_itself_when_it_replaces_torchs(make, monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sagegen.sdpa)
+    q = make(1, 2, 5, 64)
+    expected, _ = exact(q, q, q)
+    for answer in (
+        torch.nn.functional.scaled_dot_product_attention(q, q, q),
+        sagegen.attention(q, q, q, backend="sdpa"),
+    ):
+        torch.testing.assert_close(answer.double(), expected, rtol=2e-2, atol=1e-2)
+
+
+# --- the package
+
+
+def test_importing_the_package_loads_nothing():
+    script = (
+        "import sys; import sagegen; "
+        "heavy = {'torch', 'numpy', 'msgspec', 'yaml', 'jinja2', 'optuna', 'click', 'rich', 'cuda', 'sagegen.op'}; "
+        "print(sorted(heavy & set(sys.modules))); sagegen.SagegenError; print('torch' in sys.modules); "
+        "sagegen.attention; print('torch' in sys.modules, 'attention' in dir(sagegen))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["[]", "False", "True True"]
+
+
+def test_public_names():
+    for name in sagegen.__all__:
+        assert getattr(sagegen, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'atention'"):
+        sagegen.atention  # noqa: B018
