@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ __all__ = [
     "Registry",
     "Saved",
     "Timing",
+    "load_layers",
     "load_registry",
     "lookup",
     "read_cubin",
@@ -123,6 +124,18 @@ def load_registry(gpu_name: str, env: Env | None = None) -> Registry:
         RegistryError: a file is malformed; the message names file, line and key.
     """
     return _load(gpu_name, env or read_env(), _raise)
+
+
+def load_layers(gpu_name: str, env: Env, on_error: Callable[[RegistryError], None]) -> Iterator[Layer]:
+    """The layers of `gpu_name` that exist, the user's first; `on_error` gets the error of each malformed one."""
+    for folder, shipped in ((env.tuned_dir, False), (shipped_dir(), True)):
+        try:
+            layer = _load_layer(folder, gpu_name, shipped)
+        except RegistryError as error:
+            on_error(error)
+            continue
+        if layer is not None:
+            yield layer
 
 
 def lookup(
@@ -240,16 +253,7 @@ def _search_order(gpu: Gpu | None, arch: str | None) -> list[str]:
 
 
 def _load(gpu_name: str, env: Env, on_error: Callable[[RegistryError], None]) -> Registry:
-    layers = []
-    for folder, is_shipped in ((env.tuned_dir, False), (shipped_dir(), True)):
-        try:
-            layer = _load_layer(folder, gpu_name, is_shipped)
-        except RegistryError as error:
-            on_error(error)
-            continue
-        if layer is not None:
-            layers.append(layer)
-    return Registry(gpu_name, tuple(layers))
+    return Registry(gpu_name, tuple(load_layers(gpu_name, env, on_error)))
 
 
 def _load_layer(folder: Path, gpu_name: str, shipped: bool) -> Layer | None:

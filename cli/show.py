@@ -1,0 +1,201 @@
+"""`sagegen show`: the tuned registry, one problem's entries in full, or the search space."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from sagegen.cli.options import json_option, make_problem, problem_options
+
+if TYPE_CHECKING:
+    from sagegen.entry import Entry
+
+_WIDTH = 240
+
+
+class _Row(NamedTuple):
+    """One entry as shown: `layer` is `user` or `shipped`; `stale` None when no text was recorded."""
+
+    gpu: str
+    layer: str
+    entry: Entry
+    stale: bool | None
+
+
+@click.command("show")
+@click.option("--gpu", "gpu_name", metavar="NAME", help="Only this GPU's registry; else all that exist.")
+@click.option("--problem", "problem_name", metavar="NAME", help="Print this problem's entries in full.")
+@click.option("--space", "show_space", is_flag=True, help="Show the parameters of the search space instead.")
+@problem_options
+@json_option
+def command(
+    gpu_name: str | None,
+    problem_name: str | None,
+    show_space: bool,
+    head_dim: str,
+    dtype: str,
+    is_causal: bool,
+    as_json: bool,
+) -> None:
+    """Show the tuned registry, one problem's entries, or the search space.
+
+    An entry is stale when its config renders another source today than the one its kernel was built from: the kernel
+    goes on serving, its figures are of the old source.
+
+    --head-dim, --dtype and --causal say for which problem --space counts valid configs.
+
+    \b
+    Example:
+      sagegen show --gpu l20
+      sagegen show --gpu l20 --problem d128_bf16_causal_int8
+      sagegen show --space --gpu l20 --head-dim 64
+    """
+    from sagegen.gpu import GPUS, find_gpu
+    from sagegen.problem import parse_problem
+
+    if show_space:
+        _show_space(gpu_name, head_dim, dtype, is_causal, as_json)
+        return
+    if problem_name is not None:
+        parse_problem(problem_name)
+    names = list(GPUS) if gpu_name is None else [find_gpu(gpu_name).name]
+    rows, errors = _read_rows(names)
+    rows = [row for row in rows if problem_name in (None, row.entry.problem)]
+    if as_json:
+        click.echo(json.dumps({"entries": [_to_json(row) for row in rows], "errors": errors}))
+    elif problem_name is not None:
+        _print_details(rows)
+    else:
+        _print_table(rows)
+    if not rows and not as_json:
+        click.echo(f"Nothing is tuned for {gpu_name or 'any GPU'}; to tune: sagegen tune --gpu {gpu_name or 'NAME'}")
+    for error in errors:
+        click.echo(f"Error: {error}", err=True)
+    if errors:
+        raise SystemExit(1)
+
+
+def _read_rows(names: Iterable[str]) -> tuple[list[_Row], list[str]]:
+    """Entries of all layers, and what is wrong with the files that could not be read."""
+    from sagegen.env import read_env
+    from sagegen.errors import RegistryError
+    from sagegen.registry import load_layers
+
+    env = read_env()
+    errors: list[RegistryError] = []
+    rows = []
+    for name in names:
+        for layer in load_layers(name, env, errors.append):
+            where = "shipped" if layer.shipped else "user"
+            rows += [_Row(name, where, entry, _is_stale(entry)) for entry in layer.entries]
+    return rows, list(map(str, errors))
+
+
+def _is_stale(entry: Entry) -> bool | None:
+    from sagegen.problem import parse_problem
+    from sagegen.render import render
+    from sagegen.space import parse_config
+
+    if entry.config is None or entry.provenance.text_sha256 is None:
+        return None
+    return render(parse_problem(entry.problem), parse_config(entry.config)).sha256 != entry.provenance.text_sha256
+
+
+def _to_json(row: _Row) -> dict[str, Any]:
+    import msgspec
+
+    return {"gpu": row.gpu, "layer": row.layer, "stale": row.stale, **msgspec.to_builtins(row.entry)}
+
+
+def _print_table(rows: list[_Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        return
+    table = Table("GPU", "problem", "keys", box=None, header_style="bold")
+    for title in ("TOPS", "us", "vs SDPA", "cosine"):
+        table.add_column(title, justify="right")
+    table.add_column("from")
+    table.add_column("config")
+    for row in rows:
+        entry = row.entry
+        table.add_row(row.gpu, entry.problem, entry.lengths.name, *_figures(entry), _origin(row), entry.config or "-")
+    # wider than a terminal: a line per entry can be searched, and a config's name copied
+    Console(width=max(Console().width, _WIDTH)).print(table)
+
+
+def _figures(entry: Entry) -> tuple[str, str, str, str]:
+    figures = entry.figures
+    time = figures.kernel_us if figures.kernel_us is not None else figures.predicted_us
+    return (
+        _text(figures.tops, "{:.0f}"),
+        _text(time, "{:.1f}" if figures.kernel_us is not None else "~{:.1f}"),
+        _text(figures.speed_vs_sdpa, "{:.2f}x"),
+        _text(entry.min_cosine, "{:.5f}"),
+    )
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _origin(row: _Row) -> str:
+    """Answer, provenance, layer and flags, e.g. `measured, shipped, stale`."""
+    words = [row.entry.provenance.kind, row.layer]
+    if row.entry.answer == "sdpa":
+        words.insert(0, "answers sdpa")
+    return ", ".join(words + (["stale"] if row.stale else []))
+
+
+def _print_details(rows: list[_Row]) -> None:
+    from sagegen.registry_file import dump_entries
+
+    for row in rows:
+        click.echo(f"# {row.gpu}, {_origin(row)}")
+        click.echo(dump_entries(row.gpu, [row.entry]).split("entries:\n", 1)[1].removesuffix("...\n"))
+
+
+def _show_space(gpu_name: str | None, head_dim: str, dtype: str, is_causal: bool, as_json: bool) -> None:
+    from sagegen.gpu import find_gpu
+    from sagegen.rules import Target, valid_configs
+    from sagegen.space import FAMILIES
+
+    problem = make_problem(head_dim, dtype, is_causal)
+    target = Target(find_gpu(gpu_name), problem) if gpu_name else None
+    families = [
+        {
+            "family": name,
+            "configs": len(space),
+            "valid": len(valid_configs(space, target)) if target else None,
+            "params": [
+                {"name": p.name, "label": p.label, "values": list(p.values), "doc": p.doc} for p in space.params
+            ],
+        }
+        for name, space in FAMILIES.items()
+    ]
+    if as_json:
+        click.echo(json.dumps({"gpu": gpu_name, "problem": problem.name, "families": families}))
+        return
+    for family in families:
+        _print_family(family)
+        if target is None:
+            click.echo(f"{family['configs']} configs; --gpu NAME counts the valid ones")
+        else:
+            click.echo(
+                f"{family['valid']} of {family['configs']} configs are valid on {target.gpu.name} for {problem.name}"
+            )
+
+
+def _print_family(family: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("parameter", "in names", "values", "what it does", box=None, header_style="bold")
+    for param in family["params"]:
+        table.add_row(param["name"], param["label"], ", ".join(map(str, param["values"])), param["doc"])
+    click.echo(f"Family {family['family']}:")
+    Console().print(table)
