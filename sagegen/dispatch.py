@@ -26,10 +26,10 @@ from sagegen.answers import (
 from sagegen.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
 from sagegen.choose import Device, choose
 from sagegen.env import Env, read_env
-from sagegen.errors import RegistryError, SagegenError, UnsupportedError
+from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
 from sagegen.explanation import Explanation
 from sagegen.fallback import LOGGER, fall_back, warn_once
-from sagegen.fetch import fetch_cubin
+from sagegen.fetch import build_cubin, find_cubin
 from sagegen.gpu import match_gpu
 from sagegen.launch import Program, load_program
 from sagegen.plan import make_plan
@@ -147,7 +147,17 @@ class Dispatcher:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
     ) -> Explanation:
         """What would answer, as far as it is known without loading or building a kernel. Raises as `attention`."""
-        return self._choose(q, k, v, attn_mask, Options(*options))[1]
+        explanation = self._choose(q, k, v, attn_mask, Options(*options))[1]
+        if explanation.answer != "kernel" or find_cubin(explanation.found, self.env, self._on_registry_error):
+            return explanation
+        from sagegen.toolkit import find_toolkit  # not at the top: calls whose kernel is at hand need no toolkit
+
+        try:
+            toolkit = find_toolkit(self.env)
+        except SagegenError as error:
+            return _without_kernel(explanation, error)
+        note = f"the kernel is compiled at the first call, with nvcc {toolkit.build}"
+        return replace(explanation, notes=(*explanation.notes, note))
 
     @property
     def last(self) -> Explanation | None:
@@ -192,12 +202,12 @@ class Dispatcher:
         lasts = True
         if explanation.answer == "kernel":
             device = self._runtime.device(q.device)
-            program, failure, lasts = self._find_program(explanation, device)
-            if program is not None:
+            program, lasts = self._find_program(explanation, device)
+            if not isinstance(program, SagegenError):
                 for note in explanation.notes:
                     warn_once(note)
                 return self._prepare_kernel(q, k, v, out, checked, options, values, program, explanation), True
-            explanation = replace(explanation, answer="sdpa", reason=failure, is_fallback=True)
+            explanation = _without_kernel(explanation, program)
         if explanation.is_fallback:
             if (options.backend or self.env.backend) == "kernel":
                 raise UnsupportedError(f"backend='kernel' cannot answer: {explanation.reason}")
@@ -242,29 +252,28 @@ class Dispatcher:
         )
         return CopyAnswer(answer, checked.copies) if checked.copies else answer
 
-    def _find_program(self, explanation: Explanation, device: Device) -> tuple[Program | None, str, bool]:
-        """The loaded program; or None, why, and whether that holds for later calls too."""
+    def _find_program(self, explanation: Explanation, device: Device) -> tuple[Program | SagegenError, bool]:
+        """The loaded program or why there is none, and whether that holds for later calls too."""
         digest = explanation.found.entry.cubin_sha256 if explanation.found else None
         key = (str(explanation.kernel), digest, device.index)
         if key not in self._programs and self._runtime.is_capturing():
-            return None, "a cold call inside CUDA-graph capture cannot load a kernel; make the call once before", False
+            return DriverError("CUDA graphs are being captured", "make such a call once before capturing"), False
         with self._lock:  # threads that want the same kernel wait for one of them to build and load it
             if key not in self._programs:
                 try:
                     self._programs[key] = self._load(explanation, device)
                 except SagegenError as error:  # remembered: a build that failed is not tried for every new length
                     self._programs[key] = error
-            program = self._programs[key]
-        if isinstance(program, SagegenError):
-            return None, f"{explanation.kernel} is not at hand for {device.arch}: {program}", True
-        return program, "", True
+            return self._programs[key], True
 
     def _load(self, explanation: Explanation, device: Device) -> Program:
         problem, config, name = explanation.problem, explanation.config, explanation.kernel
         assert problem is not None
         assert config is not None
         assert name is not None
-        cubin = fetch_cubin(problem, config, explanation.found, device, self.env, self._on_registry_error)
+        cubin = find_cubin(explanation.found, self.env, self._on_registry_error)
+        if cubin is None:
+            cubin = build_cubin(problem, config, device, self.env)
         return self._runtime.load_program(cubin, name, problem, config, device.index)
 
     def _on_registry_error(self, error: RegistryError) -> None:
@@ -272,6 +281,12 @@ class Dispatcher:
         if self.env.strict:
             raise error
         warn_once(str(error))
+
+
+def _without_kernel(explanation: Explanation, error: SagegenError) -> Explanation:
+    """What becomes of a call whose kernel could not be had."""
+    reason = f"the kernel {explanation.kernel} is not at hand: {error}"
+    return replace(explanation, answer="sdpa", reason=reason, is_fallback=True)
 
 
 @functools.cache

@@ -17,40 +17,33 @@ from sagegen.store import open_store
 from sagegen.store import read_cubin as read_stored_cubin
 
 
-def fetch_cubin(
-    problem: Problem,
-    config: Config,
-    found: Found | None,
-    device: Device,
-    env: Env,
-    on_registry_error: Callable[[RegistryError], None],
-) -> bytes:
-    """The cubin of `config` for `device`.
+def find_cubin(found: Found | None, env: Env, on_registry_error: Callable[[RegistryError], None]) -> bytes | None:
+    """The cubin that a registry entry names, from beside its registry or from the store; None when it is in neither.
 
     Args:
-        found: the registry entry that names the config; None for a default config.
+        found: the entry; None has no cubin, nor has an entry of another launch ABI.
         on_registry_error: gets the error when the cubin beside the registry is not the one that it names.
-
-    Raises:
-        BuildError, ToolchainError, StoreError: it is nowhere and cannot be built here.
-        ConfigError: the config breaks a rule with the nvcc at hand.
     """
-    if found is not None and found.entry.provenance.launch_abi == LAUNCH_ABI:
-        try:
-            cubin = read_cubin(found)
-        except RegistryError as error:
-            on_registry_error(error)
-            cubin = None
-        if cubin is not None:
-            return cubin
-        folder = open_store(env).find_cubin(str(found.entry.kernel), str(found.entry.cubin_sha256))
-        if folder is not None:
-            return read_stored_cubin(folder)
-    return build_cubin(problem, config, device, env)
+    if found is None or found.entry.provenance.launch_abi != LAUNCH_ABI:
+        return None
+    try:
+        cubin = read_cubin(found)
+    except RegistryError as error:
+        on_registry_error(error)
+        cubin = None
+    if cubin is not None:
+        return cubin
+    folder = open_store(env).find_cubin(str(found.entry.kernel), str(found.entry.cubin_sha256))
+    return None if folder is None else read_stored_cubin(folder)
 
 
 def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> bytes:
-    """Render and compile `config`, or take what an earlier process compiled. Raises as `fetch_cubin` does."""
+    """Render and compile `config` for `device`, or take what an earlier process compiled.
+
+    Raises:
+        ToolchainError, BuildError, StoreError: it cannot be built here.
+        ConfigError: the config breaks a rule with the nvcc at hand.
+    """
     # not at the top: most processes never build
     from sagegen.build import BuildFailure, build_batch
     from sagegen.render import render

@@ -260,12 +260,14 @@ def _load_layer(folder: Path, gpu_name: str, shipped: bool) -> Layer | None:
     file = folder / f"{gpu_name}.yaml"
     if not file.is_file():
         return None
-    return Layer(folder, gpu_name, _read_entries(file, gpu_name, file.stat().st_mtime_ns), shipped)
+    status = file.stat()
+    version = (status.st_mtime_ns, status.st_ino, status.st_size)
+    return Layer(folder, gpu_name, _read_entries(file, gpu_name, version), shipped)
 
 
 @functools.lru_cache(maxsize=64)
-def _read_entries(file: Path, gpu_name: str, changed: int) -> tuple[Entry, ...]:
-    """Cached by time of change, so that a long-lived process sees what a tuner wrote and parses nothing twice."""
+def _read_entries(file: Path, gpu_name: str, version: tuple[int, int, int]) -> tuple[Entry, ...]:
+    """Cached by `version`, which replacing the file changes: a long-lived process sees what a tuner wrote."""
     try:
         text = file.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -218,7 +218,7 @@ def test_a_transposed_query_gets_a_transposed_output(dispatcher, machine, env):
 def test_a_warm_call_looks_nothing_up(dispatcher, machine, env, monkeypatch):
     ship(env, make_entry())
     call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
-    for name in ("choose", "fetch_cubin", "make_plan", "check_call", "warn_once"):
+    for name in ("choose", "find_cubin", "build_cubin", "make_plan", "check_call", "warn_once"):
         monkeypatch.setattr(dispatch, name, None)
     call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
     assert len(machine.launches) == 2
@@ -700,17 +700,34 @@ def test_a_cold_call_inside_graph_capture_takes_torch_and_is_not_remembered(disp
 # --- explaining
 
 
+def explain(dispatcher, q):
+    return dispatcher.explain(q, q, q, None, *(getattr(Options(), name) for name in Options.__slots__))
+
+
 def test_explain_loads_and_runs_nothing(dispatcher, machine, env):
     ship(env, make_entry(figures=Timing(speed_vs_sdpa=1.5)))
-    values = [getattr(Options(), name) for name in Options.__slots__]
-    q = tensor(1, 2, 5, 64)
-    explanation = dispatcher.explain(q, q, q, None, *values)
+    explanation = explain(dispatcher, tensor(1, 2, 5, 64))
     assert machine.loads == []
     assert explanation.kernel == f"d64_fp16_full_int8_{CONFIG.name}"
     text = str(explanation)
     for part in ("kernel: tuned entry of h200", "provenance: measured", "min_cosine: 0.9995", "speed vs SDPA: 1.5"):
         assert part in text
     assert dispatcher.last is None
+
+
+def test_explain_foretells_the_fallback(dispatcher, machine, env):
+    explanation = explain(dispatcher, tensor(1, 2, 5, 64))
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert explanation == dispatcher.last
+    assert explanation.is_fallback
+    assert explanation.reason.endswith("pip install 'sagegen[nvcc]'")
+
+
+def test_explain_foretells_the_build(dispatcher, machine, env, compiler):
+    explanation = explain(dispatcher, tensor(1, 2, 5, 64))
+    assert explanation.kernel == f"d64_fp16_full_int8_{CONFIG.name}"
+    assert "compiled at the first call, with nvcc V13.0" in explanation.notes[-1]
+    assert compiler.calls == []
 
 
 def test_log_level_comes_from_the_environment(machine, env, caplog):
