@@ -70,13 +70,12 @@ class Finals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Times candidates against each other at one shape, interleaved in random order.
 
     Answers `{kernel_us: [[per round] per candidate], call_us: likewise, peers: {name: [per round]},
-    absent: {peer: reason}}`, candidates in the order given. When it fails, `{running}` names the candidate at fault.
+    absent: {peer: reason}}`, candidates in the order given; the times of a round are pairs, whatever they are of. When it fails, `{running}` names the candidate at fault.
 
     Attributes:
         rounds: each round times every candidate once, in an order of its own.
         seed: of the orders.
-        sustained_s: a sample is the mean of back-to-back launches for that long instead of one launch with cold L2;
-            all kernels of the call are not timed then and `call_us` is empty.
+        sustained_s: a sample is the mean of back-to-back launches for that long instead of one launch with cold L2.
         peers: whether torch SDPA's flash and cuDNN backends run in the same rounds.
     """
 

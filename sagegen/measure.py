@@ -92,31 +92,27 @@ class Bench:
     def _finals(self, job: Finals, tell: Tell) -> Reply:
         timer = self._event_timer()
         with _loaded(job.candidates, tell) as programs:
-            calls = {}
-            for index, program in enumerate(programs):
+            calls = []
+            for program in programs:
                 tell(program.name)
-                calls[str(index)] = call = self._bind(program, job.shape)
-                bench.warm_up(call.launch, timer)
-            data = self._time_rivals(job, calls, timer)
-        return Reply("ok", data=data)
-
-    def _time_rivals(self, job: Finals, calls: dict[str, BoundCall], timer: bench.EventTimer) -> dict[str, object]:
-        first = next(iter(calls.values()))
-        is_causal = parse_problem(job.candidates[0].problem).is_causal
-        peers, absent = bench.find_peers(*first.inputs, is_causal) if job.peers else ({}, {})
-        sample = functools.partial(timer.sustained, seconds=job.sustained_s) if job.sustained_s else timer.cold
-        kernels = {name: functools.partial(call.launch_role, "attention") for name, call in calls.items()}
-        for launch in peers.values():
-            bench.warm_up(launch, timer)
-        kernel_us = bench.interleave({**kernels, **peers}, sample, job.rounds, job.seed)
-        whole = {name: call.launch for name, call in calls.items()}
-        call_us = {} if job.sustained_s else bench.interleave(whole, sample, job.rounds, job.seed)
-        return {
-            "kernel_us": [kernel_us[name] for name in calls],
-            "call_us": [call_us[name] for name in call_us],
-            "peers": {name: kernel_us[name] for name in peers},
+                calls.append(self._bind(program, job.shape))
+                bench.warm_up(calls[-1].launch, timer)
+            is_causal = programs[0].problem.is_causal
+            peers, absent = bench.find_peers(*calls[0].inputs, is_causal) if job.peers else ({}, {})
+            for launch in peers.values():
+                bench.warm_up(launch, timer)
+            sample = functools.partial(timer.sustained, seconds=job.sustained_s) if job.sustained_s else timer.cold
+            kernels = {f"kernel {i}": functools.partial(call.launch_role, "attention") for i, call in enumerate(calls)}
+            wholes = {f"call {i}": call.launch for i, call in enumerate(calls)}
+            # all in the same rounds: a peer's time is paired with the kernel's and with the whole call's
+            times = bench.interleave({**kernels, **wholes, **peers}, sample, job.rounds, job.seed)
+        data = {
+            "kernel_us": [times[name] for name in kernels],
+            "call_us": [times[name] for name in wholes],
+            "peers": {name: times[name] for name in peers},
             "absent": absent,
         }
+        return Reply("ok", data=data)
 
     def _event_timer(self) -> bench.EventTimer:
         if self._timer is None:

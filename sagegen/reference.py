@@ -177,8 +177,8 @@ def quantized_attention(
         q: [batch, heads_q, q_len, head_dim], fp16 or bf16.
         k, v: [batch, heads_kv, kv_len, head_dim].
         scale: of the scores; None is 1/sqrt(head_dim).
-        accumulator: of the FP8 P·V. `fp22` cuts it to 13 mantissa bits after every 32 keys, as the tensor cores of
-            sm_89 and sm_90 do (SageAttention2, section 3.4).
+        accumulator: of the FP8 P·V. `fp22` cuts it to 13 mantissa bits after every 32 keys (SageAttention2, section
+            3.4). The tensor cores of sm_89 and sm_90 lose more: they cut each product too.
 
     Returns:
         The output, float32, q's shape, and the natural-log log-sum-exp, float32, [batch, heads_q, q_len].

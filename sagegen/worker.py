@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -69,11 +70,12 @@ class Worker:
             msgspec.ValidationError: `job` in JSON form has a wrong member.
         """
         line = msgspec.json.encode(read_job(job)) + b"\n"
-        if self._child is None or self._child.process.poll() is not None:
+        child = self._child
+        if child is None or child.process.poll() is not None:
             self.close()
-            self._child = _start(self._command, self.gpu_index, self._start_timeout_s)
+            child = self._child = _start(self._command, self.gpu_index, self._start_timeout_s)
         try:
-            reply = _converse(self._child, line, timeout_s)
+            reply = _converse(child, line, timeout_s)
         except BaseException:  # Ctrl+C among them: a job half done must not answer the next one
             self.close()
             raise
@@ -82,10 +84,13 @@ class Worker:
         return reply
 
     def close(self) -> None:
-        """Kill the process and all that it started; a closed worker may be used again."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        """Kill the process and all that it started; from any thread. A closed worker may be used again.
+
+        A job that another thread is running ends with WorkerError.
+        """
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
 
     def __enter__(self) -> Worker:
         return self
@@ -103,6 +108,8 @@ class _Child:
         # a file, not a pipe: nobody has to drain it while a job runs
         self.stderr = tempfile.TemporaryFile(prefix="sagegen-worker-")  # noqa: SIM115 - kill() closes it
         self.buffer = b""
+        self.closing = False
+        self.in_use = threading.RLock()  # held during a job: its pipes must not be closed under it by another thread
         environment = {
             **os.environ,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -116,6 +123,8 @@ class _Child:
 
     def send(self, line: bytes) -> None:
         """Raises EOFError when the process is gone."""
+        if self.closing:
+            raise EOFError
         try:
             self.process.stdin.write(line)  # type: ignore[union-attr]
         except BrokenPipeError as error:
@@ -151,11 +160,12 @@ class _Child:
         return f"worker {how}: {lines[-1].strip()}" if lines else f"worker {how}"
 
     def kill(self) -> None:
+        self.closing = True
         with contextlib.suppress(ProcessLookupError):  # it ended by itself and left no children
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.stderr):
-            with contextlib.suppress(BrokenPipeError):  # bytes of a job that it never read
+        with self.in_use:
+            for stream in (self.process.stdin, self.process.stdout, self.stderr):
                 stream.close()  # type: ignore[union-attr]
 
 
@@ -185,25 +195,26 @@ def _converse(child: _Child, line: bytes, timeout_s: float) -> Reply:
     """Send one job and wait for its reply; the end of the process or of the time is a reply too."""
     running = ""
     deadline = time.monotonic() + timeout_s
-    try:
-        child.send(line)
-        while True:
-            message = child.receive(deadline)
-            if isinstance(message, Done):
-                return _name_culprit(message.reply, running)
-            if isinstance(message, Progress):
+    with child.in_use:
+        try:
+            child.send(line)
+            while isinstance(message := child.receive(deadline), Progress):
                 running = message.name
-            elif isinstance(message, Fault):
-                raise WorkerError(f"the worker's own code failed:\n{message.trace}", "report this as a bug")
-            else:
-                raise WorkerError("the worker said ready in the middle of a job", "report this as a bug")
-    except TimeoutError:
-        return _name_culprit(Reply("timeout", f"no answer within {timeout_s:g} s"), running)
-    except EOFError:
-        return _name_culprit(Reply("crash", child.obituary()), running)
-
-
-def _name_culprit(reply: Reply, running: str) -> Reply:
+            reply = _read_reply(message)
+        except TimeoutError:
+            reply = Reply("timeout", f"no answer within {timeout_s:g} s")
+        except EOFError:
+            if child.closing:
+                raise WorkerError("the worker was closed in the middle of a job") from None
+            reply = Reply("crash", child.obituary())
     if reply.outcome == "ok" or not running:
         return reply
     return Reply(reply.outcome, reply.reason, {"running": running, **reply.data})
+
+
+def _read_reply(message: Message) -> Reply:
+    if isinstance(message, Done):
+        return message.reply
+    if isinstance(message, Fault):
+        raise WorkerError(f"the worker's own code failed:\n{message.trace}", "report this as a bug")
+    raise WorkerError(f"the worker sent {message!r} in the middle of a job", "report this as a bug")

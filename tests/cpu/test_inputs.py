@@ -1,0 +1,161 @@
+"""Inputs of the gate: the same on every machine, and each of the kind its name says."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from sagegen.errors import ArgumentError
+from sagegen.inputs import INPUT_KINDS, ZERO_CHANNEL, load_captured, make_inputs
+from sagegen.problem import Problem
+from sagegen.reference import attention
+
+CAPTURED = Path(__file__).parents[1] / "data" / "smollm2_qkv.safetensors"
+PROBLEM = Problem(64, "fp16", False)
+CAUSAL = Problem(64, "fp16", True)
+
+
+def make(name, problem=PROBLEM):
+    return make_inputs(INPUT_KINDS[name], problem, "cpu")
+
+
+@pytest.mark.parametrize("name", INPUT_KINDS)
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, "fp16"), (128, "bf16")])
+def test_shape_and_type_are_the_problems(name, head_dim, dtype):
+    kind = INPUT_KINDS[name]
+    inputs = make(name, Problem(head_dim, dtype, True))
+    assert inputs.shape == kind.shape
+    assert {x.shape[-1] for x in (inputs.q, inputs.k, inputs.v)} == {head_dim}
+    assert {x.dtype for x in (inputs.q, inputs.k, inputs.v)} == {torch.float16 if dtype == "fp16" else torch.bfloat16}
+    assert {x.stride(-1) for x in (inputs.q, inputs.k, inputs.v)} == {1}
+
+
+def test_draws_are_the_same_on_every_machine():
+    inputs = make("normal")
+    # torch's CPU generator (mt19937) with seed 0, drawn at [1, 8, 2048, 64]
+    wanted = torch.randn(1, 8, 2048, 64, generator=torch.Generator().manual_seed(0)).half()
+    assert torch.equal(inputs.q, wanted)
+    assert torch.equal(make("normal").v, inputs.v)
+    assert not torch.equal(inputs.k, inputs.v)
+
+
+def test_normal_is_unit_normal():
+    for x in (make("normal").q, make("normal").k, make("normal").v):
+        assert x.float().mean().item() == pytest.approx(0, abs=0.01)
+        assert x.float().std().item() == pytest.approx(1, abs=0.01)
+
+
+def test_k_offset_is_common_to_all_keys():
+    k = make("k_offset").k.double()
+    means = k.mean(2)
+    assert means.abs().max().item() > 9
+    assert (k - means.unsqueeze(2)).std().item() == pytest.approx(1, abs=0.02)
+
+
+def test_channel_offsets_and_outliers_touch_one_channel_in_64():
+    offset = make("channel_offsets", Problem(128, "fp16", False))
+    wide = make("outliers", Problem(128, "fp16", False))
+    for x in (offset.q, offset.k):
+        assert (x.float().mean((0, 1, 2)).abs() > 9).nonzero().flatten().tolist() == [5, 69]
+    for x in (wide.q, wide.k):
+        assert (x.float().std((0, 1, 2)) > 9).nonzero().flatten().tolist() == [5, 69]
+    for x in (offset.v, wide.v):
+        assert x.float().std((0, 1, 2)).max().item() == pytest.approx(1, abs=0.05)
+
+
+def test_kinds_of_v():
+    assert (make("v_constant").v == make("v_constant").v[:, :, :1]).all()
+    assert (make("v_one_long").v == 1).all()
+    assert make("v_offset_long").v.float().mean().item() == pytest.approx(1, abs=0.01)
+    zero = make("v_zero_channel").v
+    assert (zero == 0).all((0, 1, 2)).nonzero().flatten().tolist() == [ZERO_CHANNEL]
+    for name in ("v_offset_long", "v_one_long"):
+        assert INPUT_KINDS[name].shape.kv_len == 16384
+
+
+@pytest.mark.parametrize("problem", [PROBLEM, CAUSAL])
+def test_large_logits_pick_one_key_that_is_visible(problem):
+    inputs = make("large_logits", problem)
+    assert inputs.q.abs().unique().tolist() == [200]
+    out = attention(inputs.q, inputs.k, inputs.v, is_causal=problem.is_causal)
+    picked = (out.unsqueeze(3) == inputs.v.unsqueeze(2)[:, :, :, :64]).all(-1).sum()
+    assert picked > 0
+    # every output is exactly one of the values
+    assert torch.isin(out, inputs.v).all()
+
+
+def test_causal_kinds_leave_rows_without_keys():
+    shape = INPUT_KINDS["few_keys"].shape
+    assert shape.q_len > shape.kv_len
+    assert any(k.shape.q_len < k.shape.kv_len and k.shape.kv_len % 64 for k in INPUT_KINDS.values())
+
+
+def test_gqa_lies_in_memory_as_nhd():
+    inputs = make("gqa")
+    assert inputs.shape.heads_q > inputs.shape.heads_kv > 1
+    assert inputs.q.stride(1) < inputs.q.stride(2)
+
+
+def test_non_finite_spoils_some_rows_and_spares_others():
+    inputs = make("non_finite", CAUSAL)
+    out = attention(inputs.q, inputs.k, inputs.v, is_causal=True)
+    spoiled = out.isnan().any(-1).sum(-1).flatten().tolist()
+    assert spoiled == [1, 100, 67, 0]  # row 40; rows from 300 and from 333 of 400
+
+
+def test_captured_inputs_are_read_as_stored():
+    captured = load_captured(CAPTURED)
+    assert list(captured) == [f"layer{n}" for n in ("00", "07", "15", "22", "29")]
+    for inputs in captured.values():
+        assert inputs.q.shape == (1, 3, 1024, 64)
+        assert inputs.k.shape == inputs.v.shape == (1, 1, 1024, 64)
+        assert inputs.q.isfinite().all()
+    # the trait that the data is kept for: keys with a large common offset
+    means = [inputs.k.float().mean(2).abs().max().item() for inputs in captured.values()]
+    assert means == pytest.approx([2.7, 8.9, 11.2, 13.1, 9.6], abs=0.05)
+
+
+def safetensors(header, data=b""):
+    text = header.encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+Q = '"a.q":{"dtype":"F16","shape":[1,1,1,2],"data_offsets":[0,4]}'
+K, V = Q.replace("a.q", "a.k"), Q.replace("a.q", "a.v")
+
+
+def test_smallest_file(tmp_path):
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(safetensors(f'{{"__metadata__":{{"made":"by hand"}},{Q},{K},{V}}}', b"\x00\x3c\x00\xc0"))
+    assert load_captured(file)["a"].k.flatten().tolist() == [1, -2]  # fp16 bits 3c00 and c000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"not safetensors at all",
+        safetensors("{" + Q + "}", b"\x00" * 4),  # k and v are missing
+        safetensors("{" + ",".join((Q, K, V)) + "}", b"\x00" * 2),  # cut short
+        safetensors(("{" + ",".join((Q, K, V)) + "}").replace("F16", "F32"), b"\x00" * 4),
+        safetensors(("{" + ",".join((Q, K, V)) + "}").replace("[1,1,1,2]", "[1,1,1,3]"), b"\x00" * 4),
+    ],
+)
+def test_files_of_another_form_are_refused(tmp_path, content):
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(ArgumentError, match="not a safetensors file of captured inputs"):
+        load_captured(file)
+
+
+def test_missing_file_is_refused(tmp_path):
+    with pytest.raises(ArgumentError, match="No such file"):
+        load_captured(tmp_path / "absent.safetensors")
+
+
+def test_bad_values_are_where_the_kind_says():
+    inputs = make("non_finite")
+    assert math.isnan(inputs.q[0, 0, 40, 3])
+    assert math.isinf(inputs.k[0, 1, 300, 0])
+    assert math.isnan(inputs.v[0, 2, 333, 7])
