@@ -70,7 +70,8 @@ class Finals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Times candidates against each other at one shape, interleaved in random order.
 
     Answers `{kernel_us: [[per round] per candidate], call_us: likewise, peers: {name: [per round]},
-    absent: {peer: reason}}`, candidates in the order given; the times of a round are pairs, whatever they are of. When it fails, `{running}` names the candidate at fault.
+    absent: {peer: reason}}`, candidates in the order given; the times of a round are pairs, whatever they are of.
+    When it fails, `{running}` names the candidate at fault.
 
     Attributes:
         rounds: each round times every candidate once, in an order of its own.

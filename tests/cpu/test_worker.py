@@ -116,9 +116,10 @@ def test_garbage_on_the_pipe_is_an_error(worker):
 
 
 def test_worker_that_cannot_start_says_why():
-    with Worker(0, command=(sys.executable, "-c", "raise SystemExit('no torch here')")) as worker:
-        with pytest.raises(WorkerError, match="did not start: worker ended with status 1: no torch here"):
-            worker.run(Ping(), 10)
+    ends = Worker(0, command=(sys.executable, "-c", "raise SystemExit('no torch here')"))
+    with pytest.raises(WorkerError, match="did not start: worker ended with status 1: no torch here"):
+        ends.run(Ping(), 10)
+    assert ends.pid is None
     with pytest.raises(WorkerError, match="cannot be started"):
         Worker(0, command=("/nowhere/python",)).run(Ping(), 10)
 
