@@ -6,6 +6,7 @@ outside the list is told back as infeasible, never as failed, because TPE does n
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import deque
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from sagegen.journal import Record
 from sagegen.model import predict
 from sagegen.problem import Problem, Shape
-from sagegen.rules import Target, broken_rules
+from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import Config, config_values, make_config, neighbours
 
 if TYPE_CHECKING:
@@ -68,6 +69,15 @@ class Searcher:
         return not self._unseen
 
     @property
+    def size(self) -> int:
+        """Configs in the space."""
+        return len(self._points)
+
+    def unseen(self) -> list[Config]:
+        """Configs not yet asked or told, in the space's order after the starts."""
+        return list(self._unseen)
+
+    @property
     def attempts(self) -> int:
         """Configs told so far, failures included."""
         return len(self.records)
@@ -81,11 +91,15 @@ class Searcher:
         asked: list[Config] = []
         while self._unseen and len(asked) < count:
             config = self._next(progress)
-            self._unseen.pop(config)
-            if self._proposer:
-                self._proposer.start(config)
+            self.take(config)
             asked.append(config)
         return asked
+
+    def take(self, config: Config) -> None:
+        """Count `config` as asked, so that it is not asked again."""
+        self._unseen.pop(config, None)
+        if self._proposer:
+            self._proposer.start(config)
 
     def tell(self, config: Config, record: Record) -> None:
         """Take the outcome of `config`, asked or known from a journal."""
@@ -114,8 +128,8 @@ class Searcher:
         if self._sampler == "random":
             return self._draw()
         polishing = progress >= POLISH_FROM or (self._sampler == "neighbour" and self.attempts >= _RANDOM_STARTS)
-        if polishing and (config := next(self._neighbours_of_best(), None)):
-            return config
+        if polishing and (near := next(self._neighbours_of_best(), None)):
+            return near
         return self._propose() if self._proposer else self._draw()
 
     def _draw(self) -> Config:
@@ -218,27 +232,27 @@ def objective(record: Record, baseline: Record | None) -> float | None:
 
 
 def promising_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape], count: int) -> list[Config]:
-    """The configs that the model ranks best, no two of them differing in fewer than two parameters."""
-    ranked = rank_configs(configs, target, shapes)
-    chosen: list[Config] = []
-    points: list[tuple[float, ...]] = []
-    for config in ranked:
-        if len(chosen) == count:
-            break
-        point = _point(config)
-        if all(sum(a != b for a, b in zip(point, other, strict=True)) >= 2 for other in points):
-            chosen.append(config)
-            points.append(point)
-    return chosen
+    """The configs that the model ranks best; of those that it cannot tell apart one, as long as there are others.
+
+    That one is the nearest to the default: what the model does not see is not changed without a reason.
+    """
+    alike: dict[float, list[Config]] = {}
+    for config in configs:
+        alike.setdefault(round(_predicted_cost(config, target, shapes), 9), []).append(config)
+    home = _point(default_config(target))
+    groups = [sorted(alike[cost], key=lambda c: _distance(_point(c), home)) for cost in sorted(alike)]
+    rows = itertools.zip_longest(*groups)  # the first of every group, then the second, ...
+    return list(itertools.islice((config for row in rows for config in row if config is not None), count))
 
 
 def rank_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape]) -> list[Config]:
     """`configs` by the model's geometric mean time over `shapes`, fastest first; equals keep their order."""
+    return sorted(configs, key=lambda config: _predicted_cost(config, target, shapes))
 
-    def cost(config: Config) -> float:
-        return sum(math.log(predict(config, target.problem, shape, target.gpu).kernel_us) for shape in shapes)
 
-    return sorted(configs, key=cost)
+def _predicted_cost(config: Config, target: Target, shapes: Sequence[Shape]) -> float:
+    """Logarithm of the geometric mean of predicted kernel times, times the number of shapes."""
+    return sum(math.log(predict(config, target.problem, shape, target.gpu).kernel_us) for shape in shapes)
 
 
 def simulate(searcher: Searcher, run: Callable[[Problem, Config], Record], trials: int, batch: int = 1) -> list[float]:

@@ -1,0 +1,303 @@
+"""`sagegen tune`: search the best configs for a GPU and write its registry."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sagegen.cli.options import json_option, make_problem
+from sagegen.errors import GpuMismatchError
+from sagegen.plant import PLANTS
+from sagegen.problem import DTYPES, HEAD_DIMS
+from sagegen.search import SAMPLERS
+
+if TYPE_CHECKING:
+    from sagegen.entry import Entry
+    from sagegen.env import Env
+    from sagegen.events import Listener
+    from sagegen.gpu import DetectedGpu, Gpu
+    from sagegen.journal import Outcome
+    from sagegen.registry import Saved
+    from sagegen.request import Request, Result
+    from sagegen.toolkit import Toolkit
+
+_MEASURED_BUDGET_S = 600.0
+_OFFLINE_BUDGET_S = 360.0
+_INTERRUPTED = 130  # what shells report for Ctrl+C
+_WIDTH = 240
+
+
+class Duration(click.ParamType[float]):
+    """Seconds from `90s`, `6m`, `1h30m`, or a plain number of minutes."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip().lower()
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            text += "m"
+        if not re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
+            self.fail(f"{value!r} is no duration; write 90s, 6m or 1h30m", param, ctx)
+        seconds = sum(
+            float(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in re.findall(r"([\d.]+)([hms])", text)
+        )
+        return seconds if seconds > 0 else self.fail("a budget must be more than nothing", param, ctx)
+
+
+class Choices(click.ParamType[tuple[str, ...]]):
+    """One or more of some words, separated by commas."""
+
+    name = "list"
+
+    def __init__(self, allowed: tuple[str, ...]) -> None:
+        self.allowed = allowed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",")))
+        for word in words:
+            if word not in self.allowed:
+                self.fail(f"{word!r} is none of {', '.join(self.allowed)}", param, ctx)
+        return words
+
+
+# fmt: off
+@click.command("tune")
+@click.option("--gpu", "gpu_name", default="l20", show_default=True, metavar="NAME", help="GPU to tune for.")
+@click.option("--head-dim", "head_dims", type=Choices(tuple(map(str, HEAD_DIMS))), default="64,128", show_default=True,
+              help="Head dims, separated by commas.")
+@click.option("--dtype", "dtypes", type=Choices(DTYPES), default="bf16", show_default=True, help="Input dtypes.")
+@click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
+@click.option("--full", "mask", flag_value="full", help="Only without a mask.")
+@click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
+@click.option("--budget", "budget_s", type=Duration(),
+              help="Time for everything: 90s, 6m, 1h30m. [10m; offline 6m; none with --trials]")
+@click.option("--trials", type=click.IntRange(min=1), help="Configs tried per problem.")
+@click.option("--offline", is_flag=True, help="Compile and rank for a GPU that is absent; measures nothing.")
+@click.option("--resume/--fresh", default=True, show_default=True, help="Go on from the journal, or set it aside.")
+@click.option("--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
+              help="Journal of measurements. [<cache folder>/journals/<gpu>.jsonl]")
+@click.option("--incumbent", metavar="NAME", help="Config to beat: a name, `default` or `worst`. [the registry's]")
+@click.option("--sampler", type=click.Choice(SAMPLERS), default="tpe", show_default=True,
+              help="How configs are chosen; the others are baselines.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler and of the order of finals.")
+@click.option("--devices", "device_count", type=click.IntRange(min=1), default=1, show_default=True,
+              help="GPUs of this machine that measure side by side.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time. [all cores; two fewer while measuring]")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
+              help="Registry file to write. [<tuned folder>/<gpu>.yaml]")
+@click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
+              help="Self-test: add a candidate that crashes, hangs or does not compile.")
+@json_option
+def command(
+    gpu_name: str,
+    head_dims: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    mask: str,
+    budget_s: float | None,
+    trials: int | None,
+    offline: bool,
+    resume: bool,
+    journal_path: Path | None,
+    incumbent: str | None,
+    sampler: str,
+    seed: int,
+    device_count: int,
+    jobs: int | None,
+    output: Path | None,
+    plants: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Search the best configs for a GPU and write its registry.
+
+    With that GPU in the machine, candidates are measured: accuracy first, then speed, the best ones against each other
+    and against torch SDPA. With no GPU at all they are compiled and ranked by a model of the GPU, and the entries say
+    `predicted`. Ctrl+C keeps the best so far; the same command goes on from the journal.
+
+    \b
+    Example:
+      sagegen tune --gpu l20
+      sagegen tune --gpu h200 --head-dim 128 --causal --budget 6m
+      sagegen tune --gpu rtx4090 --offline -o tuned/rtx4090.yaml
+    """
+    from sagegen.cli.watch import Watcher
+    from sagegen.env import read_env
+    from sagegen.gpu import find_gpu
+    from sagegen.incumbents import find_incumbents
+    from sagegen.registry import save_entries
+    from sagegen.request import Request
+    from sagegen.toolkit import find_toolkit
+
+    gpu = find_gpu(gpu_name)
+    devices = [] if offline else find_devices(gpu, device_count)
+    if not devices and not offline:
+        click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
+    env = read_env()
+    toolkit = find_toolkit(env)
+    problems = tuple(
+        make_problem(head_dim, dtype, is_causal)
+        for head_dim in head_dims
+        for dtype in dtypes
+        for is_causal in {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
+    )
+    request = Request(
+        gpu,
+        problems,
+        budget_s=budget_s or (None if trials else _MEASURED_BUDGET_S if devices else _OFFLINE_BUDGET_S),
+        trials=trials,
+        sampler=next(name for name in SAMPLERS if name == sampler),
+        seed=seed,
+        incumbents=find_incumbents(gpu, problems, incumbent, toolkit, env),
+        plants=tuple(name for name in PLANTS if name in plants),
+    )
+    with Watcher() as watch, _terminable():
+        if devices:
+            journal = journal_path or env.cache_dir / "journals" / f"{gpu.name}.jsonl"
+            result = _measure(request, devices, journal, resume, toolkit, env, jobs, watch)
+        else:
+            result = _rank(request, toolkit, env, jobs, watch)
+    path = output or env.tuned_dir / f"{gpu.name}.yaml"
+    cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
+    saved = save_entries(path, gpu.name, result.entries, cubins)
+    _report(result, saved, path, gpu, as_json)
+# fmt: on
+
+
+def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
+    """The GPUs of this machine that are `gpu`, at most `count`; [] when it has none at all.
+
+    Raises:
+        GpuMismatchError: it has others only.
+    """
+    from sagegen.gpu import detect_gpus
+
+    present = detect_gpus()
+    matching = [device for device in present if device.gpu == gpu]
+    if present and not matching:
+        found = present[0]
+        name = found.gpu.name if found.gpu else found.product
+        also = f"--gpu {name}" if found.gpu else "the name of a GPU that `sagegen gpus` lists"
+        raise GpuMismatchError(
+            f"--gpu {gpu.name}, but this machine has {found.product} ({name})",
+            f"measure it with {also}, or add --offline to compile and rank for {gpu.name} without measuring",
+        )
+    return matching[:count]
+
+
+def _measure(
+    request: Request,
+    devices: list[DetectedGpu],
+    journal_path: Path,
+    resume: bool,
+    toolkit: Toolkit,
+    env: Env,
+    jobs: int | None,
+    listen: Listener,
+) -> Result:
+    from sagegen.journal import Journal, set_aside
+    from sagegen.request import Tools
+    from sagegen.store import open_store
+    from sagegen.tune import tune
+    from sagegen.worker import Worker
+
+    if not resume:
+        set_aside(journal_path, datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S"))
+    # launches must not wait for a core while compilers run
+    jobs = jobs or max(1, len(os.sched_getaffinity(0)) - 2)
+    workers = [Worker(device.index) for device in devices]
+    with Journal(journal_path) as journal:
+        return tune(request, Tools(workers, devices, journal, open_store(env), toolkit, jobs), listen)
+
+
+def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen: Listener) -> Result:
+    from sagegen.offline import tune_offline
+    from sagegen.store import open_store
+
+    return tune_offline(request, open_store(env), toolkit, listen, jobs=jobs)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, which batch systems send, ends a run as Ctrl+C does: with its best so far."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool) -> None:
+    """Print what was found and where it is, then end the process as the run deserves."""
+    outcomes = Counter(record.outcome for record in result.records)
+    if as_json:
+        click.echo(json.dumps(_to_json(result, saved, path, gpu, outcomes)))
+    else:
+        _print_table(result.entries)
+        click.echo(f"{len(result.records)} configs: {', '.join(f'{n} {outcome}' for outcome, n in outcomes.items())}")
+        if saved.refused:
+            click.echo(f"{len(saved.refused)} predicted entries were not written: measured ones are there already")
+        click.echo(f"{len(saved.written)} entries written to {path}")
+    if isinstance(result.cause, KeyboardInterrupt):
+        click.echo("Interrupted: the best so far is kept; the same command goes on from the journal.", err=True)
+        raise SystemExit(_INTERRUPTED)
+    if result.cause is not None:
+        raise result.cause
+
+
+def _to_json(result: Result, saved: Saved, path: Path, gpu: Gpu, outcomes: Counter[Outcome]) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "gpu": gpu.name,
+        "path": str(path),
+        "interrupted": isinstance(result.cause, KeyboardInterrupt),
+        "outcomes": dict(outcomes),
+        "written": len(saved.written),
+        "refused": len(saved.refused),
+        "entries": [msgspec.to_builtins(entry) for entry in result.entries],
+    }
+
+
+def _print_table(entries: tuple[Entry, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("problem", "keys", "answer", box=None, header_style="bold")
+    for title in ("us", "TOPS", "full us", "vs default", "vs SDPA", "cosine", "registers"):
+        table.add_column(title, justify="right")
+    table.add_column("config")
+    for entry in entries:
+        figures, used = entry.figures, entry.resources
+        measured = figures.kernel_us is not None
+        table.add_row(
+            entry.problem,
+            entry.lengths.name,
+            entry.answer if measured else "predicted",
+            _text(figures.kernel_us, "{:.1f}") if measured else _text(figures.predicted_us, "~{:.0f}"),
+            _text(figures.tops, "{:.0f}"),
+            _text(figures.full_us, "{:.1f}"),
+            _text(figures.speed_vs_default, "{:.3f}x"),
+            _text(figures.speed_vs_sdpa, "{:.3f}x"),
+            _text(entry.min_cosine, "{:.5f}"),
+            _text(used.registers if used else None, "{}"),
+            entry.config or "-",
+        )
+    # wider than a terminal: a line per entry can be searched, and a config's name copied
+    Console(width=max(Console().width, _WIDTH)).print(table)
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,86 @@
+"""What a tuning run tells whoever watches it. Frozen facts; the command line draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sagegen.journal import Outcome, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The search begins.
+
+    Attributes:
+        gpu: name of the GPU tuned for.
+        problems: names.
+        configs: valid configs of all problems together.
+        known: attempts that a journal already answers.
+        offline: nothing is measured, only compiled and ranked.
+    """
+
+    gpu: str
+    problems: tuple[str, ...]
+    configs: int
+    known: int
+    offline: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something that the user should know but that does not stop the run."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """One more attempt is in the journal.
+
+    Attributes:
+        record: its record.
+        best_config: the best of its problem so far, by the geometric mean over the lengths; None before a success.
+        best_speed: how many times faster than the default config that is; 1.0 when it is the default, None if unknown.
+        counts: attempts by outcome in this run and those resumed, all problems.
+        progress: share of the search that is done, 0 to 1.
+        left_s: seconds until the run ends, finals included; None when no budget was given.
+    """
+
+    record: Record
+    best_config: str | None
+    best_speed: float | None
+    counts: Mapping[Outcome, int] = field(default_factory=dict)
+    progress: float = 0.0
+    left_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinalsStarted:
+    """The best of one problem at one length run against each other."""
+
+    problem: str
+    tokens: int
+    configs: tuple[str, ...]
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The winner of one problem's bucket, as it goes into the registry."""
+
+    problem: str
+    bucket: str
+    answer: str
+    config: str | None
+    speed_vs_default: float | None
+    speed_vs_sdpa: float | None
+
+
+Event = Started | Warned | Attempted | FinalsStarted | Decided
+Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The listener of a run that nobody watches."""

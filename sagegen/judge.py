@@ -1,0 +1,214 @@
+"""Finals of a tuning run and the registry entries that come of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from sagegen.build import Built
+from sagegen.cubin import Resources
+from sagegen.entries import Place, decided_entry, screened_entry
+from sagegen.entry import Entry
+from sagegen.events import Decided, FinalsStarted, Listener, Warned
+from sagegen.examine import Attempt, Lanes, make_samples
+from sagegen.finals import Bout, Decision, Match, confirm, confirmation, decide, run_match
+from sagegen.journal import Phase, Record
+from sagegen.ledger import Ledger
+from sagegen.plan import ROLES
+from sagegen.problem import Problem, TunedLength
+from sagegen.request import Request
+from sagegen.space import Config
+from sagegen.store import CUBIN_FILE, Store
+from sagegen.variants import BuildAhead, Renderer, Variant
+
+_FINALISTS = 3
+_ROUNDS = (12, 60)  # fewest, when time is short, and most
+_CONFIRM_ROUNDS = 20
+_FINALS_SHARE = 0.6  # of the time left when finals begin; setting up, peers and confirmation take the rest
+_FLUSH_US = 300.0  # of L2, before each timed launch
+
+_Case = tuple[Problem, TunedLength]
+
+
+class Judge:
+    """Decides every (problem, length) of a request.
+
+    Args:
+        defaults: the default config of each problem.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        defaults: Mapping[Problem, Config],
+        ledger: Ledger,
+        renderer: Renderer,
+        builder: BuildAhead,
+        lanes: Lanes,
+        store: Store,
+        place: Place,
+        listen: Listener,
+    ) -> None:
+        self._request = request
+        self._defaults = defaults
+        self._ledger = ledger
+        self._renderer = renderer
+        self._builder = builder
+        self._lanes = lanes
+        self._store = store
+        self._place = place
+        self._listen = listen
+        self._decisions: dict[_Case, Decision] = {}
+        self._built: dict[tuple[Problem, Config], Built] = {}
+
+    def run_finals(self, deadline: float | None) -> None:
+        """Decide every case, then confirm in fresh processes what changed hands.
+
+        Args:
+            deadline: on the monotonic clock; fewer rounds are run when it is near.
+        """
+        matches = self._make_matches(deadline)
+        for match, bout in self._lanes.map(run_match, self._announced(matches)):
+            self._decisions[match.problem, match.length] = decide(bout)
+            self._enter(bout, "final")
+        for examiner in self._lanes.examiners:
+            examiner.worker.close()  # the next job starts a fresh process
+        again = [m for d in self._decisions.values() if (m := confirmation(d, _CONFIRM_ROUNDS)) is not None]
+        for match, bout in self._lanes.map(run_match, again):
+            case = (match.problem, match.length)
+            self._decisions[case] = confirm(self._decisions[case], bout)
+            self._enter(bout, "confirm")
+        for case, decision in self._decisions.items():
+            self._report(case, decision)
+
+    def entries(self) -> tuple[tuple[Entry, ...], dict[str, Path]]:
+        """Entries of all cases that have a winner, with their cubins; of undecided ones by the screens alone."""
+        entries, cubins = [], {}
+        for case in self._cases():
+            config = self._decisions[case].config if case in self._decisions else self._best_screened(case)
+            built = self._find_built(case[0], config) if config else None
+            if config is None or built is None:
+                continue
+            entries.append(self._entry(case, config, built))
+            cubins[built.cubin_sha256] = built.cubin
+        return tuple(entries), cubins
+
+    def _cases(self) -> Iterator[_Case]:
+        return ((problem, length) for problem in self._request.problems for length in self._request.lengths)
+
+    def _incumbent(self, case: _Case) -> Config:
+        return self._request.incumbents.get(case, self._defaults[case[0]])
+
+    def _make_matches(self, deadline: float | None) -> list[Match]:
+        """A match per case with a config that works: the best by the screens, the incumbent and the default."""
+        entrants: dict[_Case, list[Config]] = {}
+        for case in self._cases():
+            problem, length = case
+            best = self._ledger.best(problem, length.tokens, _FINALISTS)
+            wanted = dict.fromkeys([*best, self._incumbent(case), self._defaults[problem]])
+            entrants[case] = [config for config in wanted if self._ledger.works(problem, config)]
+        self._build({(case[0], config) for case, configs in entrants.items() for config in configs})
+        rounds = self._rounds(entrants, deadline)
+        matches = []
+        for case, configs in entrants.items():
+            problem, length = case
+            cubins = {c: self._built[problem, c].cubin for c in configs if (problem, c) in self._built}
+            if cubins:
+                default, incumbent = self._defaults[problem], self._incumbent(case)
+                matches.append(Match(problem, length, cubins, default, incumbent, rounds, self._request.seed))
+        return matches
+
+    def _build(self, wanted: set[tuple[Problem, Config]]) -> None:
+        """Have everyone's cubin at hand: the store has those of this run, not always those of a resumed one."""
+        variants = [self._variant(problem, config) for problem, config in sorted(wanted, key=str)]
+        builds = self._builder.submit(variants).result()
+        for variant in variants:
+            built = builds[variant.name]
+            if isinstance(built, Built):
+                self._built[variant.problem, variant.config] = built
+
+    def _rounds(self, entrants: Mapping[_Case, list[Config]], deadline: float | None) -> int:
+        """Rounds that all finals together have time for."""
+        fewest, most = _ROUNDS
+        if deadline is None:
+            return most
+        round_us = 0.0
+        for (problem, length), configs in entrants.items():
+            for config in configs:
+                samples = next(s for s in self._ledger.records[problem, config].samples if s.tokens == length.tokens)
+                round_us += samples.median_us + statistics.median(samples.call_us) + 2 * _FLUSH_US
+        spare_us = (deadline - time.monotonic()) * _FINALS_SHARE * 1e6 * len(self._lanes.examiners)
+        return max(fewest, min(most, int(spare_us / max(round_us, 1.0))))
+
+    def _announced(self, matches: list[Match]) -> Iterator[Match]:
+        for index, match in enumerate(matches):
+            configs = tuple(config.name for config in match.cubins)
+            self._listen(FinalsStarted(match.problem.name, match.length.tokens, configs, index, len(matches)))
+            yield match
+
+    def _enter(self, bout: Bout, phase: Phase) -> None:
+        """Journal what everyone of a bout did."""
+        problem = bout.match.problem
+        for config, outcome, reason in bout.failures:
+            self._ledger.enter(self._variant(problem, config), phase, Attempt(outcome, reason))
+            self._listen(Warned(f"{problem.name} {config.name} fell out of the finals: {outcome}: {reason}"))
+        for config, times in bout.kernel_us.items():
+            samples = make_samples(bout.match.shape, times, bout.call_us[config])
+            variant = self._variant(problem, config)
+            self._ledger.enter(variant, phase, Attempt("ok", samples=(samples,)), self._built[problem, config])
+
+    def _report(self, case: _Case, decision: Decision) -> None:
+        problem, length = case
+        default, sdpa = decision.against_default, decision.against_sdpa
+        self._listen(
+            Decided(
+                problem.name,
+                length.bucket.name,
+                decision.answer,
+                decision.config.name if decision.config else None,
+                default.ratio if default else None,
+                sdpa.ratio if sdpa else None,
+            )
+        )
+
+    def _best_screened(self, case: _Case) -> Config | None:
+        """The best by the screens where that is news: an entry of finals says more than one of screens."""
+        best = next(iter(self._ledger.best(case[0], case[1].tokens, 1)), None)
+        return None if best == self._request.incumbents.get(case) else best
+
+    def _entry(self, case: _Case, config: Config, built: Built) -> Entry:
+        problem, length = case
+        variant, record = self._variant(problem, config), self._ledger.records[problem, config]
+        if case in self._decisions:
+            return decided_entry(self._decisions[case], variant, built, record, self._place)
+        default = self._ledger.records.get((problem, self._defaults[problem]))
+        return screened_entry(variant, built, length, record, default, self._place)
+
+    def _find_built(self, problem: Problem, config: Config) -> Built | None:
+        """What was built for finals, else what the record of the screen says, if the store still has its cubin."""
+        if (problem, config) in self._built:
+            return self._built[problem, config]
+        record = self._ledger.records[problem, config]
+        variant = self._variant(problem, config)
+        folder = self._store.find_cubin(variant.name, record.cubin_sha256)
+        return _built_from(variant, record, folder / CUBIN_FILE, self._request.gpu.arch) if folder else None
+
+    def _variant(self, problem: Problem, config: Config) -> Variant:
+        return self._renderer.variant(problem, config)
+
+
+def _built_from(variant: Variant, record: Record, cubin: Path, arch: str) -> Built:
+    return Built(
+        name=variant.name,
+        arch=arch,
+        cubin=cubin,
+        cubin_sha256=record.cubin_sha256,
+        text_sha256=record.text_sha256,
+        code_sha256=record.code_sha256,
+        resources={role: Resources(**record.resources[role]) for role in ROLES},
+        seconds=0.0,
+        nvcc=record.nvcc,
+        cached=True,
+    )

@@ -1,0 +1,202 @@
+"""Tuning for a GPU that is absent: compile for it, let ptxas say what each config takes, rank with the model.
+
+Its entries are `predicted`: nothing here ran on the GPU, and nothing goes into the journal of measurements. What was
+compiled stays in the store, so a second run is quick.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from sagegen.bench import PROTOCOL
+from sagegen.build import BuildFailure, Built
+from sagegen.entries import predicted_entry
+from sagegen.entry import Entry
+from sagegen.errors import BuildError
+from sagegen.events import Attempted, Decided, Listener, Started, ignore
+from sagegen.examine import tuned_shape
+from sagegen.journal import Outcome, Record
+from sagegen.layout import make_layout
+from sagegen.model import Measured, predict
+from sagegen.problem import Problem, TunedLength
+from sagegen.request import Request, Result, make_target
+from sagegen.rules import default_config, valid_configs
+from sagegen.search import promising_configs
+from sagegen.space import FAMILIES
+from sagegen.store import Store
+from sagegen.toolkit import Toolkit
+from sagegen.variants import BuildAhead, Renderer, Variant
+
+#: Configs compiled per problem when the request says nothing: some two minutes for four problems on two cores.
+DEFAULT_TRIALS = 40
+_BATCH_PER_PROBLEM = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Survivor:
+    """A variant that compiled and neither spills nor is too large, with what ptxas said of it."""
+
+    variant: Variant
+    built: Built
+    measured: Measured
+
+
+def tune_offline(
+    request: Request, store: Store, toolkit: Toolkit, listen: Listener = ignore, *, jobs: int | None = None
+) -> Result:
+    """Compile the configs that the model favours, drop those that spill, rank the rest with their real registers.
+
+    The default config always takes part. Ends early when the budget is spent or on Ctrl+C, with what it has.
+
+    Raises:
+        BuildError: nothing compiled; the message carries the compiler's first error.
+    """
+    run = _OfflineRun(request, toolkit, listen)
+    builder = BuildAhead(request.gpu.arch, store, toolkit, jobs=jobs, timeout_s=request.build_timeout_s)
+    cause: BaseException | None = None
+    try:
+        run.compile(builder)
+    except KeyboardInterrupt as error:
+        cause = error
+    finally:
+        builder.close()
+    run.fail_if_nothing_compiled(cause)
+    entries, cubins = run.decide()
+    return Result(entries, cubins, tuple(run.records), cause)
+
+
+class _OfflineRun:
+    """One offline run."""
+
+    def __init__(self, request: Request, toolkit: Toolkit, listen: Listener) -> None:
+        self.start = time.monotonic()
+        self.request = request
+        self.toolkit = toolkit
+        self.listen = listen
+        self.renderer = Renderer()
+        self.records: list[Record] = []
+        self.survivors: dict[Problem, list[_Survivor]] = {problem: [] for problem in request.problems}
+        self.defaults = {p: default_config(make_target(request, p, toolkit)) for p in request.problems}
+        self._counts: Counter[Outcome] = Counter()
+        self._total = 0
+
+    def compile(self, builder: BuildAhead) -> None:
+        """Compile batch after batch until the configs or the budget run out."""
+        chosen = self._choose()
+        self._total = sum(map(len, chosen.values()))
+        turns = [variant for row in itertools.zip_longest(*chosen.values()) for variant in row if variant]
+        size = _BATCH_PER_PROBLEM * len(chosen)
+        for first in range(0, len(turns), size):
+            if self._left_s() == 0:
+                return
+            batch = turns[first : first + size]
+            builds = builder.submit(batch).result()
+            for variant in batch:
+                self._enter(variant, builds[variant.name])
+
+    def fail_if_nothing_compiled(self, cause: BaseException | None) -> None:
+        if any(self.survivors.values()):
+            return
+        if cause is not None:
+            raise cause
+        failures = [record for record in self.records if record.outcome != "ok"]
+        first = f"; the first: {failures[0].reason}" if failures else ""
+        raise BuildError(
+            f"none of {len(self.records)} configs compiled for {self.request.gpu.name}{first}",
+            "check the toolkit with: sagegen doctor",
+        )
+
+    def decide(self) -> tuple[tuple[Entry, ...], dict[str, Path]]:
+        """The best survivor of every case by the predicted full call."""
+        entries, cubins = [], {}
+        for problem, survivors in self.survivors.items():
+            for length in self.request.lengths if survivors else ():
+                best = min(survivors, key=lambda s: self._call_us(s, length))
+                default = next((s for s in survivors if s.variant.config == self.defaults[problem]), None)
+                prediction = predict(best.variant.config, problem, tuned_shape(length), self.request.gpu, best.measured)
+                entries.append(predicted_entry(best.variant, best.built, length, prediction, self.request.gpu))
+                cubins[best.built.cubin_sha256] = best.built.cubin
+                speed = self._call_us(default, length) / self._call_us(best, length) if default else None
+                self.listen(Decided(problem.name, length.bucket.name, "kernel", best.variant.config.name, speed, None))
+        return tuple(entries), cubins
+
+    def _choose(self) -> Mapping[Problem, list[Variant]]:
+        """Variants to compile: the default, then the model's favourites, each text once."""
+        shapes = [tuned_shape(length) for length in self.request.lengths]
+        trials = self.request.trials or DEFAULT_TRIALS
+        chosen, total = {}, 0
+        for problem in self.request.problems:
+            target = make_target(self.request, problem, self.toolkit)
+            configs = [config for space in FAMILIES.values() for config in valid_configs(space, target)]
+            total += len(configs)
+            wanted = [self.defaults[problem], *promising_configs(configs, target, shapes, trials)]
+            by_text = {(v := self.renderer.variant(problem, c)).blank_sha256: v for c in reversed(wanted)}
+            chosen[problem] = list(reversed(by_text.values()))[:trials]
+        names = tuple(problem.name for problem in self.request.problems)
+        self.listen(Started(self.request.gpu.name, names, total, 0, offline=True))
+        return chosen
+
+    def _enter(self, variant: Variant, result: Built | BuildFailure) -> None:
+        outcome, reason = self._judge(variant, result)
+        built = result if isinstance(result, Built) else None
+        record = Record(
+            problem=variant.problem.name,
+            config=variant.config.name,
+            phase="build",
+            outcome=outcome,
+            gpu=self.request.gpu.name,
+            protocol=PROTOCOL,
+            text_sha256=variant.source.sha256,
+            reason=reason,
+            nvcc=self.toolkit.build,
+            cubin_sha256=built.cubin_sha256 if built else "",
+            code_sha256=built.code_sha256 if built else "",
+            resources={role: asdict(used) for role, used in built.resources.items()} if built else {},
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            seconds=built.seconds if built else 0.0,
+        )
+        self.records.append(record)
+        self._counts[outcome] += 1
+        best, speed = self._best_so_far(variant.problem)
+        progress = len(self.records) / max(1, self._total)
+        self.listen(Attempted(record, best, speed, dict(self._counts), progress, self._left_s()))
+
+    def _judge(self, variant: Variant, result: Built | BuildFailure) -> tuple[Outcome, str]:
+        """The outcome of a build; variants worth ranking join the survivors."""
+        if isinstance(result, BuildFailure):
+            return result.outcome, result.reason
+        used = result.resources["attention"]
+        spilled = used.spill_store_bytes + used.spill_load_bytes
+        smem = used.smem_bytes + make_layout(variant.config, variant.problem).smem_bytes
+        is_default = variant.config == self.defaults[variant.problem]
+        if smem > self.request.gpu.smem_per_block:
+            return "constraint", f"takes {smem} bytes of shared memory, {self.request.gpu.name} has less"
+        if spilled and not is_default:
+            return "constraint", f"spills {spilled} bytes per thread"
+        self.survivors[variant.problem].append(_Survivor(variant, result, Measured(used.registers, spilled)))
+        return "ok", ""
+
+    def _best_so_far(self, problem: Problem) -> tuple[str | None, float | None]:
+        """The best by the predicted full calls of all lengths together, and its speed over the default."""
+        survivors = self.survivors[problem]
+        if not survivors:
+            return None, None
+        cost = {id(s): sum(self._call_us(s, length) for length in self.request.lengths) for s in survivors}
+        best = min(survivors, key=lambda s: cost[id(s)])
+        default = next((s for s in survivors if s.variant.config == self.defaults[problem]), None)
+        return best.variant.config.name, cost[id(default)] / cost[id(best)] if default else None
+
+    def _call_us(self, survivor: _Survivor, length: TunedLength) -> float:
+        variant, gpu = survivor.variant, self.request.gpu
+        return predict(variant.config, variant.problem, tuned_shape(length), gpu, survivor.measured).call_us
+
+    def _left_s(self) -> float | None:
+        if self.request.budget_s is None:
+            return None
+        return max(0.0, self.start + self.request.budget_s - time.monotonic())

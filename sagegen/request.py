@@ -1,0 +1,92 @@
+"""What a tuning run is asked, what it works with, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sagegen.entry import Entry
+from sagegen.examine import Runner, tuned_shape
+from sagegen.gpu import DetectedGpu, Gpu
+from sagegen.journal import Journal, Record
+from sagegen.plant import Plant
+from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
+from sagegen.rules import Target, default_config, valid_configs
+from sagegen.search import Sampler, Searcher, promising_configs
+from sagegen.space import FAMILIES, Config
+from sagegen.store import Store
+from sagegen.toolkit import Toolkit
+
+_STARTS = 6  # configs of the model's choice that a search begins with
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to tune.
+
+    Attributes:
+        budget_s: wall time of the whole run; None: until `trials` are done or the space is exhausted.
+        trials: configs tried per problem, those of earlier runs included; None: as many as the budget allows.
+        incumbents: by problem and length, the config to beat; the default config where there is none.
+        plants: faults to plant, see `plant`.
+        lengths: measured at each; a bucket of the registry goes with each.
+        build_timeout_s: for each compiler.
+    """
+
+    gpu: Gpu
+    problems: tuple[Problem, ...]
+    budget_s: float | None = 600.0
+    trials: int | None = None
+    sampler: Sampler = "tpe"
+    seed: int = 0
+    incumbents: Mapping[tuple[Problem, TunedLength], Config] = field(default_factory=dict)
+    plants: tuple[Plant, ...] = ()
+    lengths: tuple[TunedLength, ...] = TUNED_LENGTHS
+    build_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What to tune with. `workers` and `devices` belong together, one pair per GPU; `jobs` limits the compilers."""
+
+    workers: Sequence[Runner]
+    devices: Sequence[DetectedGpu]
+    journal: Journal
+    store: Store
+    toolkit: Toolkit
+    jobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run found.
+
+    Attributes:
+        entries: for the registry, at most one per problem and bucket.
+        cubins: of the entries, by sha256.
+        records: of every attempt that counts, earlier runs included.
+        cause: what ended the run early: KeyboardInterrupt or an error of the machinery; None when it ran to its end.
+    """
+
+    entries: tuple[Entry, ...]
+    cubins: Mapping[str, Path]
+    records: tuple[Record, ...] = ()
+    cause: BaseException | None = None
+
+
+def make_target(request: Request, problem: Problem, toolkit: Toolkit) -> Target:
+    return Target(request.gpu, problem, toolkit.version)
+
+
+def make_searchers(request: Request, toolkit: Toolkit) -> dict[Problem, Searcher]:
+    """A searcher per problem; its first asks are the default, the incumbents, then the model's favourites."""
+    shapes = [tuned_shape(length) for length in request.lengths]
+    searchers = {}
+    for problem in request.problems:
+        target = make_target(request, problem, toolkit)
+        configs = [config for space in FAMILIES.values() for config in valid_configs(space, target)]
+        incumbents = [config for (other, _), config in request.incumbents.items() if other == problem]
+        first = [default_config(target), *incumbents, *promising_configs(configs, target, shapes, _STARTS)]
+        searchers[problem] = Searcher(target, configs, first=first, sampler=request.sampler, seed=request.seed)
+    return searchers

@@ -1,0 +1,245 @@
+"""Tuning on a GPU that is present: search while the compiler works ahead, then finals, then registry entries.
+
+The parent process creates no CUDA context; everything that can hang or crash happens in workers. Each attempt is in the
+journal before the next begins, so a run that is killed resumes, and one that is interrupted keeps its best so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+
+from sagegen.bench import PROTOCOL
+from sagegen.build import BuildFailure, Built
+from sagegen.entries import Place
+from sagegen.errors import BuildError, GpuMismatchError, SagegenError, WorkerError
+from sagegen.events import Attempted, Listener, Started, Warned, ignore
+from sagegen.examine import Attempt, Examiner, Lanes, screen_launches
+from sagegen.gpu import Gpu
+from sagegen.jobs import Ping, Reply
+from sagegen.journal import Phase
+from sagegen.judge import Judge
+from sagegen.ledger import Facts, Ledger
+from sagegen.plant import plant_variant
+from sagegen.problem import Problem
+from sagegen.request import Request, Result, Tools, make_searchers, make_target
+from sagegen.rules import default_config
+from sagegen.telemetry import describe_others, read_state
+from sagegen.variants import BuildAhead, Builds, Renderer, Variant
+
+__all__ = ["Request", "Result", "Tools", "tune"]
+
+#: Bytes per thread (stores + loads) beyond which a spilling variant is not worth the GPU's time.
+SPILL_LIMIT = 256
+_SEARCH_SHARE = 0.7  # of the budget; the rest is for finals and confirmation
+_BATCH_PER_PROBLEM = 2
+_PING_TIMEOUT_S = 120.0
+
+_Item = tuple[Variant, Built]
+
+
+def tune(request: Request, tools: Tools, listen: Listener = ignore) -> Result:
+    """Search, judge and decide; writes the journal but no registry.
+
+    On Ctrl+C the result holds the best so far and its `cause` is the KeyboardInterrupt.
+
+    Raises:
+        BuildError: nothing compiled; the message carries the compiler's first error.
+        WorkerError: nothing could be measured, or the worker cannot be started.
+        GpuMismatchError: the worker sees another GPU than the request names.
+    """
+    run = _Run(request, tools, listen)
+    cause: BaseException | None = None
+    try:
+        run.begin()
+        run.search()
+        run.fail_if_nothing_works()
+        run.judge.run_finals(run.deadline(1.0))
+    except (KeyboardInterrupt, SagegenError) as error:
+        cause = error
+    finally:
+        run.close()
+    entries, cubins = run.judge.entries()
+    if not entries and isinstance(cause, SagegenError):
+        raise cause
+    return Result(entries, cubins, tuple(run.ledger.records.values()), cause)
+
+
+class _Run:
+    """One tuning run."""
+
+    def __init__(self, request: Request, tools: Tools, listen: Listener) -> None:
+        self.start = time.monotonic()
+        self.request = request
+        self.tools = tools
+        self.listen = listen
+        self.renderer = Renderer()
+        self.builder = BuildAhead(
+            request.gpu.arch, tools.store, tools.toolkit, jobs=tools.jobs, timeout_s=request.build_timeout_s
+        )
+        self.lanes = Lanes([Examiner(worker, request.lengths) for worker in tools.workers])
+        device = tools.devices[0]
+        facts = Facts(request.gpu.name, PROTOCOL, device.product, device.driver, tools.toolkit.build)
+        self.ledger = Ledger(tools.journal, self.renderer, facts, request.trials)
+        self.defaults = {p: default_config(make_target(request, p, tools.toolkit)) for p in request.problems}
+        place = Place(request.gpu, device.driver, read_state(device.index))
+        self.judge = Judge(
+            request, self.defaults, self.ledger, self.renderer, self.builder, self.lanes, tools.store, place, listen
+        )
+
+    def close(self) -> None:
+        """Stop the compilers and kill the workers."""
+        self.builder.close()
+        self.lanes.close()
+
+    def deadline(self, share: float) -> float | None:
+        """When that share of the budget is spent, on the monotonic clock; None without a budget."""
+        return None if self.request.budget_s is None else self.start + share * self.request.budget_s
+
+    def begin(self) -> None:
+        """Compile the defaults and start the workers while the space is enumerated; resume from the journal."""
+        for device in self.tools.devices:
+            if warning := describe_others(read_state(device.index), own=()):
+                self.listen(Warned(f"GPU {device.index}: {warning}"))
+        self.builder.submit([self.renderer.variant(*pair) for pair in self.defaults.items()])
+        pings = self.lanes.each(lambda examiner: examiner.run(Ping(), _PING_TIMEOUT_S))
+        searchers = make_searchers(self.request, self.tools.toolkit)
+        known = self.ledger.open(searchers)
+        configs = sum(searcher.size for searcher in searchers.values())
+        names = tuple(problem.name for problem in self.request.problems)
+        self.listen(Started(self.request.gpu.name, names, configs, known, offline=False))
+        for ping in pings:
+            _check_gpu(ping.result(), self.request.gpu)
+
+    def search(self) -> None:
+        """Examine batch after batch until budget, trials or space run out; one batch is always being compiled."""
+        ahead: tuple[list[Variant], Future[Builds]] | None = None
+        for batch in self._batches():
+            following = (batch, self.builder.submit(batch))
+            if ahead:
+                self._examine(ahead[0], ahead[1].result())
+            ahead = following
+        if ahead:
+            self._examine(ahead[0], ahead[1].result())
+
+    def fail_if_nothing_works(self) -> None:
+        """Raise the first failure's reason if no problem has a config that works; warn of problems that have none."""
+        searchers = self.ledger.searchers
+        barren = [problem for problem, searcher in searchers.items() if not searcher.objectives]
+        for problem in barren:
+            failures = self.ledger.failures(problem)
+            first = f"; the first: {failures[0].outcome}: {failures[0].reason}" if failures else ""
+            message = f"{problem.name}: none of {len(failures)} configs tried works{first}"
+            if len(barren) < len(searchers):
+                self.listen(Warned(message))
+            elif failures and failures[0].phase == "build":
+                raise BuildError(message, "check the toolkit with: sagegen doctor")
+            else:
+                raise WorkerError(message, "give a larger --budget, or check the machine with: sagegen doctor")
+
+    def _batches(self) -> Iterator[list[Variant]]:
+        """Batches to build; the first has the defaults, unless a journal knows them, and the planted faults."""
+        size = max(_BATCH_PER_PROBLEM * len(self.request.problems), 2 * len(self.tools.workers))
+        batch = self.ledger.ask(len(self.request.problems), self._progress()) + self._plant()
+        while batch:
+            yield batch
+            batch = [] if self._is_late() else self.ledger.ask(size, self._progress())
+
+    def _plant(self) -> list[Variant]:
+        """The planted faults, each in a config of the first problem that would otherwise come late."""
+        problem, searcher = next(iter(self.ledger.searchers.items()))
+        planted = []
+        for plant, config in zip(self.request.plants, searcher.unseen()[::-1], strict=False):
+            searcher.take(config)
+            planted.append(plant_variant(self.renderer.variant(problem, config), plant))
+        return planted
+
+    def _examine(self, batch: list[Variant], builds: Builds) -> None:
+        """Record failed builds, then examine the rest: of equal code one first, the others after it."""
+        waves: tuple[list[_Item], list[_Item]] = ([], [])
+        seen: set[tuple[Problem, str]] = set()
+        for variant in batch:
+            built = builds[variant.name]
+            if isinstance(built, BuildFailure):
+                self._enter(variant, "build", Attempt(built.outcome, built.reason))
+            elif reason := self._spills_too_much(variant, built):
+                self._enter(variant, "build", Attempt("constraint", reason), built)
+            else:
+                code = (variant.problem, built.code_sha256)
+                waves[code in seen].append((variant, built))
+                seen.add(code)
+        for wave in waves:
+            for (variant, built), (attempt, shared_from) in self.lanes.map(self._examine_one, self._in_time(wave)):
+                self._enter(variant, "screen", attempt, built, shared_from)
+
+    def _examine_one(self, examiner: Examiner, item: _Item) -> tuple[Attempt, str]:
+        variant, built = item
+        twin = self.ledger.with_equal_code(variant, built)
+        default = self.ledger.records.get((variant.problem, self.defaults[variant.problem]))
+        launches = {
+            length.tokens: screen_launches(default.median_us(length.tokens) if default else None)
+            for length in self.request.lengths
+        }
+        attempt = examiner.examine(variant, built.cubin, launches, twin.samples if twin else ())
+        return attempt, twin.config if twin else ""
+
+    def _in_time(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """`items` while the search has time left; defaults in any case, since nothing counts without them."""
+        return (item for item in items if not self._is_late() or self._must_run(item[0]))
+
+    def _must_run(self, variant: Variant) -> bool:
+        return variant.config == self.defaults[variant.problem]
+
+    def _spills_too_much(self, variant: Variant, built: Built) -> str:
+        """Why a variant's spills make it not worth measuring, or an empty string."""
+        used = built.resources["attention"]
+        spilled = used.spill_store_bytes + used.spill_load_bytes
+        if spilled <= SPILL_LIMIT or variant.planted or self._is_held(variant):
+            return ""
+        return f"spills {spilled} bytes per thread, more than {SPILL_LIMIT}"
+
+    def _is_held(self, variant: Variant) -> bool:
+        """Whether others are held against this config, so that it is measured however bad it looks."""
+        incumbents = {config for (problem, _), config in self.request.incumbents.items() if problem == variant.problem}
+        return self._must_run(variant) or variant.config in incumbents
+
+    def _enter(
+        self, variant: Variant, phase: Phase, attempt: Attempt, built: Built | None = None, shared_from: str = ""
+    ) -> None:
+        record = self.ledger.enter(variant, phase, attempt, built, shared_from)
+        searcher = self.ledger.searchers[variant.problem]
+        best = next(iter(searcher.best()), None)
+        left = self.deadline(1.0)
+        self.listen(
+            Attempted(
+                record,
+                best.name if best else None,
+                1 / searcher.objectives[best] if best else None,
+                dict(self.ledger.counts),
+                self._progress(),
+                None if left is None else max(0.0, left - time.monotonic()),
+            )
+        )
+
+    def _progress(self) -> float:
+        """Share of the search that is done: of its time or of its trials, whichever is further."""
+        end = self.deadline(_SEARCH_SHARE)
+        by_time = 0.0 if end is None else (time.monotonic() - self.start) / max(end - self.start, 1e-9)
+        return min(1.0, max(by_time, self.ledger.share_of_trials()))
+
+    def _is_late(self) -> bool:
+        end = self.deadline(_SEARCH_SHARE)
+        return end is not None and time.monotonic() >= end
+
+
+def _check_gpu(reply: Reply, gpu: Gpu) -> None:
+    """The worker must see the GPU that the request names: CUDA may count devices in another order than NVML."""
+    if reply.outcome != "ok":
+        raise WorkerError(f"the worker cannot use its GPU: {reply.reason}", "check the machine with: sagegen doctor")
+    seen = (reply.data["compute_capability"], reply.data["sms"])
+    if seen != (gpu.compute_capability, gpu.sms):
+        raise GpuMismatchError(
+            f"the worker runs on {reply.data['product']} (sm_{seen[0]}, {seen[1]} SMs), which is not {gpu.name}",
+            "check CUDA_VISIBLE_DEVICES, or name that GPU with --gpu",
+        )
