@@ -1,0 +1,179 @@
+"""`sagegen bench`: tuned kernels beside torch SDPA, in the same rounds."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sagegen.cli.options import gpu_option, json_option, make_problem
+from sagegen.problem import DTYPES, HEAD_DIMS
+
+if TYPE_CHECKING:
+    from sagegen.comparison import Comparison
+    from sagegen.env import Env
+    from sagegen.gpu import DetectedGpu, Gpu
+    from sagegen.problem import Problem, Shape
+    from sagegen.subjects import Subject
+    from sagegen.worker import Worker
+
+_TIMEOUT_S = 600.0
+_WIDTH = 240
+_TOKENS = "1024,2048,4096,8192,16384"
+
+
+class Lengths(click.ParamType[tuple[int, ...]]):
+    """Token counts, separated by commas."""
+
+    name = "list"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        words = [word.strip() for word in str(value).split(",")]
+        if not all(word.isdecimal() and int(word) > 0 for word in words):
+            self.fail(f"{value!r} is no list of token counts; write 1024,4096", param, ctx)
+        return tuple(dict.fromkeys(map(int, words)))
+
+
+# fmt: off
+@click.command("bench")
+@gpu_option
+@click.option("--head-dim", "head_dims", type=click.Choice([str(d) for d in HEAD_DIMS]), multiple=True,
+              help="Channels per head; may be repeated. [all]")
+@click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Input dtype.")
+@click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
+@click.option("--full", "mask", flag_value="full", help="Only without a mask.")
+@click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
+@click.option("--tokens", type=Lengths(), default=_TOKENS, show_default=True, help="Lengths, separated by commas.")
+@click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--heads", type=click.IntRange(min=1), default=32, show_default=True, help="Query heads.")
+@click.option("--heads-kv", type=click.IntRange(min=1), help="Heads of K and V. [as --heads]")
+@click.option("--config", "config_name", metavar="NAME", help="Time this config, or `default`, not the registry's.")
+@click.option("--rounds", type=click.IntRange(min=2), default=40, show_default=True,
+              help="Each times everyone once, in an order of its own.")
+@click.option("--sustained", "sustained_s", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
+              help="A sample is so many seconds back to back instead of one launch with cold L2.")
+@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Also write a Markdown table here.")
+@json_option
+def command(
+    gpu_name: str,
+    head_dims: tuple[str, ...],
+    dtype: str,
+    mask: str,
+    tokens: tuple[int, ...],
+    batch: int,
+    heads: int,
+    heads_kv: int | None,
+    config_name: str | None,
+    rounds: int,
+    sustained_s: float,
+    markdown: Path | None,
+    as_json: bool,
+) -> None:
+    """Time tuned kernels against torch SDPA's flash and cuDNN backends on this GPU.
+
+    `kernel` is the attention kernel alone, as papers quote it; `call` has the quantizers too, as a model pays for it.
+    Everyone runs in the same rounds, in random order, so that the ratios hold though clocks drift.
+
+    \b
+    Example:
+      sagegen bench --gpu h200
+      sagegen bench --gpu h200 --head-dim 128 --causal --tokens 4096,16384 --markdown bench.md
+    """
+    from sagegen.comparison import to_markdown
+    from sagegen.env import read_env
+    from sagegen.gpu import find_gpu
+    from sagegen.problem import Shape
+    from sagegen.subjects import require_gpu
+    from sagegen.worker import Worker
+
+    gpu = find_gpu(gpu_name)
+    device = require_gpu(gpu, "bench times kernels")
+    problems = [
+        make_problem(head_dim, dtype, is_causal)
+        for head_dim in head_dims or map(str, HEAD_DIMS)
+        for is_causal in {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
+    ]
+    shapes = [Shape(batch, heads, heads_kv or heads, length, length) for length in tokens]
+    env = read_env()
+    rows: list[Comparison] = []
+    with tempfile.TemporaryDirectory(prefix="sagegen-") as folder, Worker(device.index) as worker:
+        machine = _describe_machine(device, worker)
+        for problem in problems:
+            for shape in shapes:
+                subject = _find_subject(gpu, problem, shape, config_name, env, Path(folder))
+                rows.append(_measure(worker, subject, shape, rounds, sustained_s))
+                click.echo(_to_line(rows[-1]), err=True)
+    if as_json:
+        facts = {"rounds": rounds, "sustained_s": sustained_s, "comparisons": [row.as_values() for row in rows]}
+        click.echo(json.dumps({"machine": machine, **facts}))
+    else:
+        _print_table(rows)
+    if markdown:
+        markdown.write_text(to_markdown(rows, machine, rounds, sustained_s))
+        click.echo(f"Written to {markdown}", err=True)
+    if any(row.failure for row in rows):
+        raise SystemExit(1)
+# fmt: on
+
+
+def _find_subject(gpu: Gpu, problem: Problem, shape: Shape, config_name: str | None, env: Env, folder: Path) -> Subject:
+    from sagegen.space import parse_config
+    from sagegen.subjects import build_subjects, subject_for
+
+    if config_name is None:
+        return subject_for(gpu, problem, shape.kv_len, env, folder)
+    return build_subjects(gpu, [problem], None if config_name == "default" else parse_config(config_name), env)[0]
+
+
+def _measure(worker: Worker, subject: Subject, shape: Shape, rounds: int, sustained_s: float) -> Comparison:
+    from sagegen.comparison import make_comparison
+    from sagegen.jobs import Finals
+
+    job = Finals((subject.candidate,), shape, rounds=rounds, sustained_s=sustained_s, peers=True)
+    reply = worker.run(job, _TIMEOUT_S)
+    return make_comparison(subject.problem, shape, subject.config.name, subject.origin, reply)
+
+
+def _describe_machine(device: DetectedGpu, worker: Worker) -> dict[str, object]:
+    """What a figure depends on beside the kernel."""
+    from sagegen.jobs import Ping
+    from sagegen.telemetry import read_state
+
+    state = read_state(device.index)
+    return {
+        "GPU": device.product,
+        "driver": device.driver,
+        "torch": worker.run(Ping(), _TIMEOUT_S).data.get("torch"),
+        "power limit W": state.power_limit_w,
+    }
+
+
+def _to_line(row: Comparison) -> str:
+    from sagegen.comparison import HEADINGS, make_cells
+
+    problem, tokens, *cells = make_cells(row)
+    if row.failure:
+        return f"{problem} {tokens} tokens: {row.failure}"
+    return f"{problem} {tokens} tokens: " + ", ".join(
+        f"{heading} {cell}" for heading, cell in zip(HEADINGS[2:], cells, strict=True)
+    )
+
+
+def _print_table(rows: list[Comparison]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from sagegen.comparison import HEADINGS, make_cells
+
+    table = Table(*HEADINGS[:2], box=None, header_style="bold")
+    for heading in HEADINGS[2:]:
+        table.add_column(heading, justify="right")
+    table.add_column("config")
+    table.add_column("origin")
+    for row in rows:
+        table.add_row(*make_cells(row), row.config, row.origin)
+    # wider than a terminal: a line per shape can be searched, and a config's name copied
+    Console(width=max(Console().width, _WIDTH)).print(table)

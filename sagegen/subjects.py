@@ -1,0 +1,140 @@
+"""What `verify` and `bench` run: the kernels of a registry or of one config, and the GPU they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sagegen.build import BuildFailure, build_batch
+from sagegen.env import Env
+from sagegen.errors import BuildError, GpuMismatchError, RegistryError
+from sagegen.fetch import find_cubin
+from sagegen.gpu import DetectedGpu, Gpu, detect_gpus
+from sagegen.jobs import Candidate
+from sagegen.problem import Problem
+from sagegen.registry import Found, load_registry, lookup
+from sagegen.render import render
+from sagegen.rules import Target, broken_rules, check_config, default_config
+from sagegen.space import Config, parse_config
+from sagegen.store import open_store
+from sagegen.toolkit import find_toolkit
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A kernel to run.
+
+    Attributes:
+        cubin: its file.
+        origin: where it is from, in a few words.
+    """
+
+    problem: Problem
+    config: Config
+    cubin: Path
+    origin: str
+
+    @property
+    def candidate(self) -> Candidate:
+        """As a worker's job names it."""
+        return Candidate(str(self.cubin), self.problem.name, self.config.name)
+
+
+def require_gpu(gpu: Gpu, purpose: str) -> DetectedGpu:
+    """The first GPU of this machine that is `gpu`.
+
+    Args:
+        purpose: what needs it, e.g. `verify runs kernels`; begins the message.
+
+    Raises:
+        GpuMismatchError: it has none, or another one.
+    """
+    present = detect_gpus()
+    for device in present:
+        if device.gpu == gpu:
+            return device
+    if not present:
+        raise GpuMismatchError(
+            f"{purpose} on {gpu.name}, and this machine has no GPU that a driver reports",
+            f"run it on a machine with {' or '.join(gpu.products)}, or see what is missing with: sagegen doctor",
+        )
+    others = ", ".join(dict.fromkeys(f"{d.product} ({d.gpu.name if d.gpu else 'unknown'})" for d in present))
+    known = next((d.gpu.name for d in present if d.gpu), None)
+    remedy = f"say --gpu {known}" if known else "see sagegen gpus"
+    raise GpuMismatchError(f"{purpose} on {gpu.name}, but this machine has {others}", remedy)
+
+
+def tuned_subjects(gpu: Gpu, problems: Iterable[Problem], env: Env, folder: Path) -> list[Subject]:
+    """The kernels of `gpu`'s registry, of all layers, each once; those without a cubin at hand are built.
+
+    Args:
+        problems: whose entries are wanted.
+        folder: takes the cubins; must outlive the subjects.
+
+    Raises:
+        RegistryError: a registry file is malformed, or a cubin is not the one that its registry names.
+        ToolchainError, BuildError: a kernel has to be built and cannot be.
+    """
+    wanted = {problem.name: problem for problem in problems}
+    subjects: dict[tuple[str, str, str | None], Subject] = {}
+    for layer in load_registry(gpu.name, env).layers:
+        for entry in layer.entries:
+            key = (entry.problem, str(entry.config), entry.cubin_sha256)
+            if entry.config is None or entry.problem not in wanted or key in subjects:
+                continue
+            found = Found(entry, gpu.name, False, False, layer)
+            subjects[key] = _make_subject(gpu, wanted[entry.problem], found, env, folder)
+    return list(subjects.values())
+
+
+def subject_for(gpu: Gpu, problem: Problem, kv_len: int, env: Env, folder: Path) -> Subject:
+    """What a call with `kv_len` keys would run, SDPA aside: the registry's kernel, else the default config.
+
+    Raises:
+        RegistryError, ToolchainError, BuildError: as `tuned_subjects`.
+    """
+    found = lookup(gpu, problem, kv_len, env)
+    if found is None or found.entry.config is None:
+        return build_subjects(gpu, [problem], None, env)[0]
+    return _make_subject(gpu, problem, found, env, folder)
+
+
+def _make_subject(gpu: Gpu, problem: Problem, found: Found, env: Env, folder: Path) -> Subject:
+    entry = found.entry
+    config = parse_config(str(entry.config))
+    cubin = find_cubin(found, env, _raise)
+    if cubin is None:
+        return build_subjects(gpu, [problem], config, env)[0]
+    file = folder / f"{entry.cubin_sha256}.cubin"
+    file.write_bytes(cubin)
+    owner = f"{found.gpu_name}'s " if found.borrowed else ""
+    return Subject(problem, config, file, f"{owner}{entry.provenance.kind} entry for {entry.lengths.name}")
+
+
+def build_subjects(gpu: Gpu, problems: Sequence[Problem], config: Config | None, env: Env) -> list[Subject]:
+    """One config built for each problem that it is valid for; None is each problem's default config.
+
+    Raises:
+        ConfigError: the config is valid for none of them.
+        ToolchainError, BuildError: it cannot be built.
+    """
+    toolkit = find_toolkit(env)
+    targets = [Target(gpu, problem, toolkit.version) for problem in problems]
+    pairs = [(target.problem, config or default_config(target)) for target in targets]
+    valid = [pair for pair, target in zip(pairs, targets, strict=True) if not broken_rules(pair[1], target)]
+    if not valid:
+        check_config(pairs[0][1], targets[0])
+    sources = {pair: render(*pair) for pair in valid}
+    built = build_batch(list(sources.values()), gpu.arch, open_store(env), toolkit)
+    subjects = []
+    for (problem, used), source in sources.items():
+        result = built[source.name]
+        if isinstance(result, BuildFailure):
+            raise BuildError(f"{result.name} did not compile: {result.reason}", "try another --config")
+        subjects.append(Subject(problem, used, result.cubin, "built here" if config else "default, built here"))
+    return subjects
+
+
+def _raise(error: RegistryError) -> None:
+    raise error
