@@ -1,0 +1,158 @@
+"""Who wins a bucket: paired intervals, full calls, confirmation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sagegen.errors import WorkerError
+from sagegen.examine import Examiner
+from sagegen.finals import Bout, Match, confirm, confirmation, decide, run_match
+from sagegen.jobs import Finals, Job, Reply
+from sagegen.problem import TUNED_LENGTHS, Problem
+from sagegen.space import Config, MmaConfig
+
+PROBLEM = Problem(128, "bf16", False)
+DEFAULT: Config = MmaConfig(128, 64, 8, 2, "e4m3f32", 64, "i2f", "thread", 32, 64, "always", "reg", 1)
+INCUMBENT = replace(DEFAULT, rescale="skip")
+CHALLENGER = replace(DEFAULT, q_operand="smem")
+ROUNDS = 60
+
+
+def noisy(us: float, spread: float = 0.01, seed: int = 0) -> list[float]:
+    return (us * (1 + spread * np.random.default_rng(seed).standard_normal(ROUNDS))).tolist()
+
+
+def make_bout(
+    kernel_us: Mapping[Config, Sequence[float]],
+    call_us: Mapping[Config, Sequence[float]] | None = None,
+    peers_us: Mapping[str, Sequence[float]] | None = None,
+    incumbent: Config = INCUMBENT,
+) -> Bout:
+    cubins = {config: Path(config.name) for config in kernel_us}
+    match = Match(PROBLEM, TUNED_LENGTHS[1], cubins, DEFAULT, incumbent, ROUNDS)
+    calls = call_us or {config: [us + 50 for us in times] for config, times in kernel_us.items()}
+    return Bout(match, kernel_us, calls, peers_us or {})
+
+
+def test_a_clearly_faster_challenger_takes_the_bucket() -> None:
+    bout = make_bout({DEFAULT: noisy(120), INCUMBENT: noisy(110, seed=1), CHALLENGER: noisy(100, seed=2)})
+    decision = decide(bout)
+    assert decision.config == CHALLENGER
+    assert decision.against_default is not None
+    assert decision.against_default.ratio == pytest.approx(1.2, rel=0.01)
+
+
+def test_a_lead_within_the_noise_leaves_the_incumbent_in_place() -> None:
+    bout = make_bout({DEFAULT: noisy(120), INCUMBENT: noisy(100, 0.05, seed=1), CHALLENGER: noisy(99.8, 0.05, seed=2)})
+    assert decide(bout).config == INCUMBENT
+
+
+def test_noise_that_hits_all_rivals_of_a_round_alike_hides_no_lead() -> None:
+    drift = noisy(100, 0.2)
+    bout = make_bout({DEFAULT: drift, INCUMBENT: drift, CHALLENGER: [us * 0.99 for us in drift]})
+    assert decide(bout).config == CHALLENGER
+
+
+def test_the_next_best_wins_when_the_fastest_kernel_has_a_slower_call() -> None:
+    second = replace(CHALLENGER, stages=3)
+    kernels = {DEFAULT: noisy(120), INCUMBENT: noisy(120), CHALLENGER: noisy(90), second: noisy(100)}
+    calls = {DEFAULT: noisy(150), INCUMBENT: noisy(150), CHALLENGER: noisy(170), second: noisy(130)}
+    assert decide(make_bout(kernels, calls)).config == second
+
+
+def test_without_the_incumbent_the_default_holds_the_bucket() -> None:
+    bout = make_bout({DEFAULT: noisy(100), CHALLENGER: noisy(100.05, seed=1)})
+    assert decide(bout).config == DEFAULT
+
+
+def test_when_neither_finished_the_fastest_wins() -> None:
+    second = replace(CHALLENGER, stages=3)
+    decision = decide(make_bout({second: noisy(100), CHALLENGER: noisy(99)}))
+    assert decision.config == CHALLENGER
+    assert decision.against_default is None
+
+
+def test_nobody_finished() -> None:
+    assert decide(make_bout({})).config is None
+
+
+@pytest.mark.parametrize(("sdpa_us", "answer"), [(140.0, "sdpa"), (160.0, "kernel")])
+def test_the_fastest_sdpa_backend_is_compared_with_the_full_call(sdpa_us: float, answer: str) -> None:
+    bout = make_bout(
+        {DEFAULT: noisy(100)}, {DEFAULT: noisy(150)}, {"sdpa-flash": noisy(900), "sdpa-cudnn": noisy(sdpa_us)}
+    )
+    decision = decide(bout)
+    assert decision.answer == answer
+    assert decision.against_sdpa is not None
+    assert decision.against_sdpa.ratio == pytest.approx(sdpa_us / 150, rel=0.01)
+
+
+def test_only_a_change_of_hands_is_confirmed() -> None:
+    changed = decide(make_bout({DEFAULT: noisy(120), INCUMBENT: noisy(110), CHALLENGER: noisy(100)}))
+    kept = decide(make_bout({DEFAULT: noisy(120), INCUMBENT: noisy(100), CHALLENGER: noisy(110)}))
+    match = confirmation(changed, 20)
+    assert match is not None
+    assert list(match.cubins) == [CHALLENGER, INCUMBENT]
+    assert (match.rounds, match.peers) == (20, False)
+    assert confirmation(kept, 20) is None
+
+
+@pytest.mark.parametrize(
+    ("again", "winner"),
+    [
+        ({CHALLENGER: noisy(100), INCUMBENT: noisy(110)}, CHALLENGER),
+        ({CHALLENGER: noisy(110), INCUMBENT: noisy(100)}, INCUMBENT),
+        ({INCUMBENT: noisy(100)}, INCUMBENT),
+        ({CHALLENGER: noisy(100)}, CHALLENGER),
+        ({}, INCUMBENT),
+    ],
+    ids=["wins again", "loses", "winner crashes", "holder crashes", "both crash"],
+)
+def test_the_bucket_goes_back_unless_the_winner_wins_again(
+    again: Mapping[Config, Sequence[float]], winner: Config
+) -> None:
+    decision = decide(make_bout({DEFAULT: noisy(120), INCUMBENT: noisy(110), CHALLENGER: noisy(100)}))
+    match = confirmation(decision, ROUNDS)
+    assert match is not None
+    assert confirm(decision, Bout(match, again, again, {})).config == winner
+
+
+class ScriptedWorker:
+    """Fails finals while a config that it cannot run takes part."""
+
+    gpu_index = 0
+    pid: int | None = 1
+
+    def __init__(self, faulty: Config | None, names_it: bool = True) -> None:
+        self.faulty, self.names_it, self.closed = faulty, names_it, 0
+
+    def run(self, job: Job, timeout_s: float) -> Reply:
+        assert isinstance(job, Finals)
+        for candidate in job.candidates:
+            if self.faulty and candidate.config == self.faulty.name:
+                return Reply("crash", "illegal address", {"running": candidate.name} if self.names_it else {})
+        times = [[1.0] * job.rounds] * len(job.candidates)
+        return Reply("ok", data={"kernel_us": times, "call_us": times, "peers": {}, "absent": {}})
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_match_runs_again_in_a_fresh_process_without_the_config_at_fault() -> None:
+    worker = ScriptedWorker(CHALLENGER)
+    match = make_bout({DEFAULT: [], INCUMBENT: [], CHALLENGER: []}).match
+    bout = run_match(Examiner(worker, TUNED_LENGTHS), match)
+    assert list(bout.kernel_us) == [DEFAULT, INCUMBENT]
+    assert bout.failures == ((CHALLENGER, "crash", "illegal address"),)
+    assert worker.closed == 1
+
+
+def test_a_match_that_fails_for_no_ones_fault_is_an_error() -> None:
+    match = make_bout({DEFAULT: [], CHALLENGER: []}).match
+    with pytest.raises(WorkerError, match="4096 tokens: illegal address"):
+        run_match(Examiner(ScriptedWorker(CHALLENGER, names_it=False), TUNED_LENGTHS), match)

@@ -1,0 +1,166 @@
+"""Tuning for an absent GPU: compile, drop what spills, rank by the model."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from sagegen import offline
+from sagegen.build import BuildFailure, Built
+from sagegen.cubin import Resources
+from sagegen.errors import BuildError
+from sagegen.events import Attempted, Event, Started
+from sagegen.gpu import find_gpu
+from sagegen.layout import make_layout
+from sagegen.plan import ROLES
+from sagegen.problem import Problem
+from sagegen.render import Source
+from sagegen.request import Request, Result
+from sagegen.rules import Target, broken_rules, default_config
+from sagegen.space import Config
+from sagegen.store import CUBIN_FILE, Store, make_key
+from sagegen.toolkit import Toolkit
+
+GPU = find_gpu("rtx4090")
+PROBLEM = Problem(64, "fp16", False)
+TARGET = Target(GPU, PROBLEM)
+DEFAULT = default_config(TARGET)
+KNOBS = {"stages": (2, 3), "rescale": ("always", "skip"), "q_operand": ("reg", "smem"), "pv": ("e4m3f32", "f16f32")}
+SPACE = [
+    config
+    for values in itertools.product(*KNOBS.values())
+    for depth in (0, 64)
+    if not broken_rules(config := replace(DEFAULT, accum_depth=depth, **dict(zip(KNOBS, values, strict=True))), TARGET)  # type: ignore[arg-type]
+]
+
+
+@dataclass
+class Compiler:
+    """Stands in for build_batch; `registers` and `spills` are what its ptxas says of a config."""
+
+    broken: Callable[[Config], bool] = lambda config: False
+    registers: Callable[[Config], int] = lambda config: 128
+    spills: Callable[[Config], int] = lambda config: 0
+    smem: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def __call__(
+        self, sources: Sequence[Source], arch: str, store: Store, toolkit: Toolkit, **options: object
+    ) -> dict[str, Built | BuildFailure]:
+        return {source.name: self._build(source, arch, store) for source in sources}
+
+    def _build(self, source: Source, arch: str, store: Store) -> Built | BuildFailure:
+        self.names.append(source.name)
+        if self.broken(source.config):
+            return BuildFailure(source.name, "compile", "kernel.cu(3): error: scripted", "")
+        data = source.text.encode()
+        folder = store.publish(make_key(source.name, source.text, arch, "13", ()), source.text, data, {})
+        used = Resources(self.registers(source.config), 0, self.spills(source.config), 0, self.smem)
+        digest = hashlib.sha256(data).hexdigest()
+        resources = dict.fromkeys(ROLES, used)
+        cubin = folder / CUBIN_FILE
+        return Built(source.name, arch, cubin, digest, source.sha256, digest, resources, 1.0, "13", cached=False)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr("sagegen.variants.build_batch", lambda *args, **options: made(*args, **options))
+    monkeypatch.setattr(offline, "valid_configs", lambda space, target: list(SPACE))
+    return made
+
+
+def tune(folder: Path, listen: Callable[[Event], None] = lambda event: None, **changes: object) -> Result:
+    request = Request(GPU, (PROBLEM,), **{"budget_s": None, **changes})  # type: ignore[arg-type]
+    return offline.tune_offline(request, Store(folder), Toolkit(Path("/nvcc"), (13, 0), "13"), listen)
+
+
+def test_entries_are_predicted_for_every_bucket(tmp_path: Path, compiler: Compiler) -> None:
+    result = tune(tmp_path)
+    assert [entry.bucket.kv_min for entry in result.entries] == [1, 2048, 8192]
+    for entry in result.entries:
+        assert (entry.provenance.kind, entry.provenance.gpu) == ("predicted", "rtx4090")
+        assert entry.figures.predicted_us is not None
+        assert entry.figures.kernel_us is None
+        assert entry.accuracy == {}
+        cubin = result.cubins[entry.cubin_sha256 or ""].read_bytes()
+        assert hashlib.sha256(cubin).hexdigest() == entry.cubin_sha256
+
+
+def test_long_sequences_on_ada_get_fp8(tmp_path: Path, compiler: Compiler) -> None:
+    assert "_pve4m3f32_" in (tune(tmp_path).entries[2].config or "")
+
+
+def test_spilling_and_oversized_variants_are_dropped(tmp_path: Path, compiler: Compiler) -> None:
+    compiler.spills = lambda config: 8 if config.pv == "e4m3f32" and config != DEFAULT else 0
+    result = tune(tmp_path)
+    dropped = [record for record in result.records if record.outcome == "constraint"]
+    assert dropped
+    assert all("_pve4m3f32_" in record.config and "spills 8 bytes" in record.reason for record in dropped)
+    compiler.smem = GPU.smem_per_block - make_layout(DEFAULT, PROBLEM).smem_bytes + 1
+    with pytest.raises(BuildError):
+        tune(tmp_path)
+
+
+def test_registers_of_ptxas_decide_what_the_estimate_cannot_see(tmp_path: Path, compiler: Compiler) -> None:
+    compiler.registers = lambda config: 64 if config.stages == 3 else 255
+    assert all("_st3_" in (entry.config or "") for entry in tune(tmp_path).entries)
+
+
+def test_the_default_always_takes_part(tmp_path: Path, compiler: Compiler) -> None:
+    result = tune(tmp_path, trials=1)
+    assert [record.config for record in result.records] == [DEFAULT.name]
+    assert {entry.config for entry in result.entries} == {DEFAULT.name}
+
+
+def test_trials_are_distinct_and_counted_per_problem(tmp_path: Path, compiler: Compiler) -> None:
+    result = tune(tmp_path, trials=7)
+    assert len({record.config for record in result.records}) == 7
+    assert len(compiler.names) == 7
+
+
+def test_a_failed_compilation_is_an_outcome_and_all_failed_is_an_error(tmp_path: Path, compiler: Compiler) -> None:
+    compiler.broken = lambda config: config.stages == 3
+    outcomes = Counter(record.outcome for record in tune(tmp_path).records)
+    assert set(outcomes) == {"ok", "compile"}
+    compiler.broken = lambda config: True
+    with pytest.raises(BuildError, match=r"rtx4090.*kernel\.cu\(3\): error: scripted"):
+        tune(tmp_path / "other")
+
+
+def test_a_spent_budget_ends_the_run_after_a_batch(tmp_path: Path, compiler: Compiler) -> None:
+    clock = itertools.count(step=100)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline.time, "monotonic", lambda: next(clock))
+        result = tune(tmp_path, budget_s=250.0)
+    assert 0 < len(result.records) < len(SPACE)
+    assert len(result.entries) == 3
+
+
+def test_interrupted_it_ranks_what_it_has(tmp_path: Path, compiler: Compiler) -> None:
+    events: list[Event] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Attempted) and len(events) == 1 + 4:
+            raise KeyboardInterrupt
+
+    result = tune(tmp_path, listen)
+    assert isinstance(result.cause, KeyboardInterrupt)
+    assert len(result.records) == 4
+    assert len(result.entries) == 3
+
+
+def test_the_run_says_that_it_measures_nothing(tmp_path: Path, compiler: Compiler) -> None:
+    events: list[Event] = []
+    tune(tmp_path, events.append)
+    assert next(e for e in events if isinstance(e, Started)).offline
+    progress = [e.progress for e in events if isinstance(e, Attempted)]
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
