@@ -10,6 +10,7 @@ import hashlib
 import logging
 import math
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,7 @@ class FakeMachine:
     current: int = 0
     capturing: bool = False
     broken: bool = False
+    load_seconds: float = 0
     loads: list[FakeProgram] = field(default_factory=list)
     launches: list[tuple[FakeCall, tuple[int, ...]]] = field(default_factory=list)
     guarded: list[int] = field(default_factory=list)
@@ -77,6 +79,7 @@ class FakeMachine:
         if self.broken:
             self.loads.append(None)
             raise DriverError("CUDA driver: CUDA_ERROR_NO_BINARY_FOR_GPU while loading", "check the driver")
+        time.sleep(self.load_seconds)
         self.loads.append(FakeProgram(self, cubin, name, config, index))
         return self.loads[-1]
 
@@ -260,6 +263,25 @@ def test_strides_are_part_of_a_calls_kind(dispatcher, machine, env):
     assert machine.constants["v_token_stride"] == 128
 
 
+def test_lengths_that_do_not_fit_are_refused_after_calls_that_did(dispatcher, machine, env):
+    """Same strides, same kind of call otherwise: a kernel would read past the end of v."""
+    ship(env, make_entry())
+    q, buffer = tensor(1, 2, 5, 64), tensor(1, 2, 9, 64)
+    call(dispatcher, q, buffer[:, :, :8], buffer[:, :, :8])
+    with pytest.raises(ArgumentError, match="v: length 7"):
+        call(dispatcher, q, buffer[:, :, :8], buffer[:, :, :7])
+    assert len(machine.launches) == 1
+
+
+def test_a_mask_changes_the_answer_of_a_known_call_and_back(dispatcher, machine, env):
+    ship(env, make_entry())
+    q, mask = tensor(1, 2, 5, 64), torch.ones(5, 5, dtype=torch.bool)
+    for attn_mask in (mask, None, mask, None):
+        call(dispatcher, q, attn_mask=attn_mask)
+        assert dispatcher.last.answer == ("kernel" if attn_mask is None else "sdpa")
+    assert len(machine.launches) == 2
+
+
 def test_mask_kinds_and_lengths_pick_their_own_entries(dispatcher, machine, env):
     """E10, and one cubin per bucket."""
     ship(
@@ -284,6 +306,7 @@ def test_a_call_on_another_device_restores_the_current_one(dispatcher, machine, 
 
 def test_threads_share_a_program_but_no_parameter_buffer(dispatcher, machine, env):
     ship(env, make_entry())
+    machine.load_seconds = 0.05
     meet = threading.Barrier(4)
 
     def work():

@@ -191,6 +191,7 @@ CASES = {
     "nhd": ({"layout": "NHD", "return_lse": True}, (2, 17, 4, 64), (1, 2)),
     "transposed": ({}, (2, 17, 4, 64), (1, 2)),
     "window": ({"window": (3, 4)}, (1, 2, 9, 64), None),
+    "transposed window": ({"window": (3, 4)}, (1, 9, 2, 64), (1, 2)),
 }
 
 

@@ -315,15 +315,15 @@ def test_a_measured_shipped_entry_goes_before_the_users_prediction(env):
 
 
 def test_siblings_lend_before_others_of_the_architecture(env):
-    # l20's declared siblings are l40, then l40s; rtx4090 has its architecture, h200 has not
+    # l40s' declared siblings are l40, then l20; rtx4090 has its architecture, h200 has not
     save(env.tuned_dir, "h200", make_entry())
-    assert registry.lookup(GPUS["l20"], CAUSAL, 1, env) is None
-    for lender in ("rtx4090", "l40s", "l40"):
+    assert registry.lookup(GPUS["l40s"], CAUSAL, 1, env) is None
+    for lender in ("rtx4090", "l20", "l40"):
         save(env.tuned_dir, lender, make_entry())
-        found = registry.lookup(GPUS["l20"], CAUSAL, 1, env)
+        found = registry.lookup(GPUS["l40s"], CAUSAL, 1, env)
         assert (found.gpu_name, found.borrowed) == (lender, True)
-    save(env.tuned_dir, "l20", make_entry())
-    assert registry.lookup(GPUS["l20"], CAUSAL, 1, env).borrowed is False
+    save(env.tuned_dir, "l40s", make_entry())
+    assert registry.lookup(GPUS["l40s"], CAUSAL, 1, env).borrowed is False
 
 
 def test_a_bucket_of_a_sibling_goes_before_ones_own_longer_bucket(env):
