@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagegen.cli.options import json_option, make_problem
+from sagegen.cli.values import Choices, Duration
 from sagegen.errors import GpuMismatchError
 from sagegen.plant import PLANTS
 from sagegen.problem import DTYPES, HEAD_DIMS
@@ -35,39 +35,6 @@ _MEASURED_BUDGET_S = 600.0
 _OFFLINE_BUDGET_S = 360.0
 _INTERRUPTED = 130  # what shells report for Ctrl+C
 _WIDTH = 240
-
-
-class Duration(click.ParamType[float]):
-    """Seconds from `90s`, `6m`, `1h30m`, or a plain number of minutes."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip().lower()
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            text += "m"
-        if not re.fullmatch(r"(\d+(\.\d+)?[hms])+", text):
-            self.fail(f"{value!r} is no duration; write 90s, 6m or 1h30m", param, ctx)
-        seconds = sum(
-            float(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in re.findall(r"([\d.]+)([hms])", text)
-        )
-        return seconds if seconds > 0 else self.fail("a budget must be more than nothing", param, ctx)
-
-
-class Choices(click.ParamType[tuple[str, ...]]):
-    """One or more of some words, separated by commas."""
-
-    name = "list"
-
-    def __init__(self, allowed: tuple[str, ...]) -> None:
-        self.allowed = allowed
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        words = tuple(dict.fromkeys(word.strip() for word in str(value).split(",")))
-        for word in words:
-            if word not in self.allowed:
-                self.fail(f"{word!r} is none of {', '.join(self.allowed)}", param, ctx)
-        return words
 
 
 # fmt: off
@@ -133,7 +100,7 @@ def command(
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
     from sagegen.incumbents import find_incumbents
-    from sagegen.registry import save_entries
+    from sagegen.registry import Saved, save_entries
     from sagegen.request import Request
     from sagegen.toolkit import find_toolkit
 
@@ -167,7 +134,7 @@ def command(
             result = _rank(request, toolkit, env, jobs, watch)
     path = output or env.tuned_dir / f"{gpu.name}.yaml"
     cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
-    saved = save_entries(path, gpu.name, result.entries, cubins)
+    saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
     _report(result, saved, path, gpu, as_json)
 # fmt: on
 
@@ -255,6 +222,9 @@ def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool) -
         raise SystemExit(_INTERRUPTED)
     if result.cause is not None:
         raise result.cause
+    if not result.entries:
+        click.echo("Error: no config finished anywhere; nothing was written", err=True)
+        raise SystemExit(1)
 
 
 def _to_json(result: Result, saved: Saved, path: Path, gpu: Gpu, outcomes: Counter[Outcome]) -> dict[str, Any]:

@@ -133,7 +133,7 @@ class Examiner:
     ) -> Attempt:
         candidate = Candidate(str(cubin), variant.problem.name, variant.config.name)
         gate = self._step("gate", variant.problem, Gate(candidate))
-        figures = gate.data.get("figures", {})
+        figures = _finite(gate.data.get("figures", {}))
         if gate.outcome != "ok":
             return Attempt(gate.outcome, gate.reason, figures=figures)
         if shared:
@@ -156,6 +156,13 @@ class Examiner:
             self._limits.saw(step, is_first, time.monotonic() - start)
             self._done.add((self.worker.pid, step, problem.name))
         return reply
+
+
+def _finite(figures: Mapping[str, Mapping[str, float | None]]) -> dict[str, dict[str, float]]:
+    """Figures without those that are NaN or Inf, which come through JSON as null."""
+    return {
+        kind: {name: value for name, value in values.items() if value is not None} for kind, values in figures.items()
+    }
 
 
 def make_samples(shape: Shape, kernel_us: Iterable[float], call_us: Iterable[float]) -> Samples:

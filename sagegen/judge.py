@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from sagegen.build import Built
@@ -12,7 +13,7 @@ from sagegen.cubin import Resources
 from sagegen.entries import Place, decided_entry, screened_entry
 from sagegen.entry import Entry
 from sagegen.events import Decided, FinalsStarted, Listener, Warned
-from sagegen.examine import Attempt, Lanes, make_samples
+from sagegen.examine import Attempt, Examiner, Lanes, make_samples
 from sagegen.finals import Bout, Decision, Match, confirm, confirmation, decide, run_match
 from sagegen.journal import Phase, Record
 from sagegen.ledger import Ledger
@@ -21,6 +22,7 @@ from sagegen.problem import Problem, TunedLength
 from sagegen.request import Request
 from sagegen.space import Config
 from sagegen.store import CUBIN_FILE, Store
+from sagegen.telemetry import GpuState, read_state
 from sagegen.variants import BuildAhead, Renderer, Variant
 
 _FINALISTS = 3
@@ -61,6 +63,7 @@ class Judge:
         self._place = place
         self._listen = listen
         self._decisions: dict[_Case, Decision] = {}
+        self._places: dict[_Case, Place] = {}
         self._built: dict[tuple[Problem, Config], Built] = {}
 
     def run_finals(self, deadline: float | None) -> None:
@@ -70,8 +73,10 @@ class Judge:
             deadline: on the monotonic clock; fewer rounds are run when it is near.
         """
         matches = self._make_matches(deadline)
-        for match, bout in self._lanes.map(run_match, self._announced(matches)):
-            self._decisions[match.problem, match.length] = decide(bout)
+        for match, (bout, state) in self._lanes.map(_run_and_look, self._announced(matches)):
+            case = (match.problem, match.length)
+            self._decisions[case] = decide(bout)
+            self._places[case] = replace(self._place, state=state)
             self._enter(bout, "final")
         for examiner in self._lanes.examiners:
             examiner.worker.close()  # the next job starts a fresh process
@@ -182,7 +187,7 @@ class Judge:
         problem, length = case
         variant, record = self._variant(problem, config), self._ledger.records[problem, config]
         if case in self._decisions:
-            return decided_entry(self._decisions[case], variant, built, record, self._place)
+            return decided_entry(self._decisions[case], variant, built, record, self._places[case])
         default = self._ledger.records.get((problem, self._defaults[problem]))
         return screened_entry(variant, built, length, record, default, self._place)
 
@@ -197,6 +202,12 @@ class Judge:
 
     def _variant(self, problem: Problem, config: Config) -> Variant:
         return self._renderer.variant(problem, config)
+
+
+def _run_and_look(examiner: Examiner, match: Match) -> tuple[Bout, GpuState]:
+    """A match, and the GPU's clocks right after it, before they fall."""
+    bout = run_match(examiner, match)
+    return bout, read_state(examiner.worker.gpu_index)
 
 
 def _built_from(variant: Variant, record: Record, cubin: Path, arch: str) -> Built:

@@ -139,7 +139,9 @@ class Ledger:
 
     def best(self, problem: Problem, tokens: int, count: int) -> list[Config]:
         """The fastest configs at a length by their screens; of equal ones only the one that was measured."""
-        searcher = self.searchers[problem]
+        searcher = self.searchers.get(problem)
+        if searcher is None:  # the run ended before its search began
+            return []
         ranked = searcher.best(tokens, count=len(searcher.objectives))
         return [c for c in ranked if not self.records[problem, c].shared_from][:count]
 

@@ -83,7 +83,7 @@ class _Run:
         facts = Facts(request.gpu.name, PROTOCOL, device.product, device.driver, tools.toolkit.build)
         self.ledger = Ledger(tools.journal, self.renderer, facts, request.trials)
         self.defaults = {p: default_config(make_target(request, p, tools.toolkit)) for p in request.problems}
-        place = Place(request.gpu, device.driver, read_state(device.index))
+        place = Place(request.gpu, device.driver)
         self.judge = Judge(
             request, self.defaults, self.ledger, self.renderer, self.builder, self.lanes, tools.store, place, listen
         )

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sagegen.cli.main import main
-from sagegen.cli.tune import Duration
+from sagegen.cli.values import Duration
 from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.errors import BuildError, WorkerError
 from sagegen.gpu import DetectedGpu, find_gpu
@@ -258,6 +258,13 @@ def test_interrupted_it_writes_the_best_so_far(stage: Stage) -> None:
     assert result.exit_code == 130
     assert "the same command goes on" in result.stderr
     assert load_registry("l20").find(PROBLEM, 4096) is not None
+
+
+@pytest.mark.parametrize(("cause", "code"), [(KeyboardInterrupt(), 130), (None, 1)], ids=["interrupted", "ended"])
+def test_without_any_result_nothing_is_written(stage: Stage, cause: BaseException | None, code: int) -> None:
+    stage.find = lambda request: Found((), {}, (), cause)
+    assert stage.invoke().exit_code == code
+    assert not stage.registry.exists()
 
 
 def test_a_broken_machinery_writes_the_best_so_far_and_is_told(stage: Stage) -> None:

@@ -48,7 +48,10 @@ def test_a_clearly_faster_challenger_takes_the_bucket() -> None:
 
 
 def test_a_lead_within_the_noise_leaves_the_incumbent_in_place() -> None:
-    bout = make_bout({DEFAULT: noisy(120), INCUMBENT: noisy(100, 0.05, seed=1), CHALLENGER: noisy(99.8, 0.05, seed=2)})
+    held = [100.0] * ROUNDS
+    narrow = [99.0 if n % 2 else 101.0 for n in range(ROUNDS - 2)] + [99.0] * 2  # ahead in 31 of 60 rounds
+    bout = make_bout({DEFAULT: noisy(120), INCUMBENT: held, CHALLENGER: narrow})
+    assert np.median(narrow) < np.median(held)
     assert decide(bout).config == INCUMBENT
 
 

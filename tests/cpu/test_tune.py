@@ -190,7 +190,7 @@ class Bench:
 
     def tune(self, problems: Sequence[Problem] = (PROBLEM,), **changes: object) -> Result:
         self.events = []
-        request = Request(GPU, tuple(problems), **{"budget_s": None, **changes})  # type: ignore[arg-type]
+        request = Request(GPU, tuple(problems), **{"budget_s": None, "sampler": "random", **changes})  # type: ignore[arg-type]
         workers = self.workers or [self.worker]
         device = DetectedGpu(0, "NVIDIA L20", GPU.sms, "580.1", "sm_89", GPU)
         toolkit = Toolkit(Path("/nvcc"), (13, 0), "V13.0.88")
@@ -363,6 +363,27 @@ def test_interrupted_after_ten_it_keeps_the_best_so_far(bench: Bench) -> None:
     assert not any(isinstance(job, Finals) for job in bench.worker.jobs)
 
 
+def test_interrupted_before_anything_was_measured_it_has_nothing(bench: Bench) -> None:
+    bench.stop_after = 0
+    result = bench.tune(trials=100)
+    assert isinstance(result.cause, KeyboardInterrupt)
+    assert result.entries == ()
+
+
+def test_an_infinite_figure_does_not_spoil_the_journal(bench: Bench) -> None:
+    real = bench.worker.run
+
+    def run(job: Job, timeout_s: float) -> Reply:
+        if isinstance(job, Gate) and parse_config(job.candidate.config) == VICTIMS[0]:
+            return Reply("accuracy", "all zero", {"figures": {"normal": {"cosine": 0.0, "relative_l1": None}}})
+        return real(job, timeout_s)
+
+    bench.worker.run = run  # type: ignore[method-assign]
+    bench.tune(trials=100)
+    assert len(bench.outcomes()) == len(SPACE)
+    assert bench.outcomes()[VICTIMS[0].name] == "accuracy"
+
+
 def test_resumed_it_repeats_none_of_the_ten_and_finishes_the_rest(bench: Bench) -> None:
     bench.stop_after = 10
     bench.tune(trials=100)
@@ -519,7 +540,7 @@ def test_a_busy_gpu_is_warned_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
-    bench.tune(trials=20)
+    bench.tune(trials=25, sampler="tpe")
     progress = [e.progress for e in bench.events if isinstance(e, Attempted)]
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
@@ -527,7 +548,7 @@ def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
 
 
 def test_two_runs_with_different_seeds_find_the_same_winner(bench: Bench, tmp_path: Path) -> None:
-    first = bench.tune(trials=25, seed=1)
+    first = bench.tune(trials=25, seed=1, sampler="tpe")
     bench.folder = tmp_path / "second"
-    second = bench.tune(trials=25, seed=2)
+    second = bench.tune(trials=25, seed=2, sampler="tpe")
     assert [e.config for e in first.entries] == [e.config for e in second.entries]
