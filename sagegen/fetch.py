@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,9 @@ from sagegen.registry import Found, read_cubin
 from sagegen.space import Config
 from sagegen.store import open_store
 from sagegen.store import read_cubin as read_stored_cubin
+
+#: How long a caller waits before being told for what.
+_PATIENCE_S = 0.5
 
 
 def find_cubin(found: Found | None, env: Env, on_registry_error: Callable[[RegistryError], None]) -> bytes | None:
@@ -54,10 +58,18 @@ def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> b
     if device.gpu is not None:
         check_config(config, Target(device.gpu, problem, toolkit.version))
     source = render(problem, config)
-    LOGGER.warning("compiling %s for %s with nvcc %s; this happens once", source.name, device.arch, toolkit.build)
     start = time.monotonic()
-    built = build_batch([source], device.arch, open_store(env), toolkit)[source.name]
+    # what the store has comes at once and needs no words
+    notice = threading.Timer(
+        _PATIENCE_S, LOGGER.warning, ("compiling %s for %s; this happens once", source.name, device.arch)
+    )
+    notice.start()
+    try:
+        built = build_batch([source], device.arch, open_store(env), toolkit)[source.name]
+    finally:
+        notice.cancel()
     if isinstance(built, BuildFailure):
         raise BuildError(f"{source.name} did not compile: {built.reason}", device.tune_command)
-    LOGGER.warning("%s is ready after %.1f s", source.name, time.monotonic() - start)
+    if not built.cached:
+        LOGGER.warning("compiled %s in %.1f s with nvcc %s", source.name, time.monotonic() - start, toolkit.build)
     return read_stored_cubin(built.cubin.parent)

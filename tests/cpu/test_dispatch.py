@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sagegen import build, dispatch, fallback, registry, toolkit
+from sagegen import build, dispatch, fallback, fetch, registry, toolkit
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, LAUNCH_ABI, POINTERS
 from sagegen.arguments import Options
 from sagegen.choose import Device
@@ -637,9 +637,11 @@ def test_a_stored_cubin_needs_no_nvcc(dispatcher, machine, env):
 
 
 @pytest.fixture
-def compiler(env, monkeypatch, nvcc):
-    """The stand-in compiler, at hand."""
+def compiler(env, monkeypatch, make_nvcc):
+    """The stand-in compiler, at hand, and slower than a caller's patience."""
+    nvcc = make_nvcc(seconds=0.3)
     monkeypatch.setattr(toolkit, "find_toolkit", lambda env: nvcc.toolkit)
+    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.1)
     return nvcc
 
 
@@ -650,10 +652,14 @@ def test_with_nvcc_an_untuned_problem_gets_the_default_config(dispatcher, machin
     assert machine.loads[0].name == f"d64_fp16_full_int8_{CONFIG.name}"
     assert len(machine.launches) == 2
     assert len(compiler.calls) == 1
-    assert messages(caplog)[0].startswith(f"compiling d64_fp16_full_int8_{CONFIG.name} for sm_90 with nvcc V13.0")
+    name = f"d64_fp16_full_int8_{CONFIG.name}"
+    assert messages(caplog)[0] == f"compiling {name} for sm_90; this happens once"
+    assert messages(caplog)[1].startswith(f"compiled {name} in ")
     assert any("nothing is tuned" in m and m.endswith("sagegen tune --gpu h200") for m in messages(caplog))
+    caplog.clear()
     call(Dispatcher(machine, lambda: env), tensor(1, 2, 5, 64))
     assert len(compiler.calls) == 1
+    assert messages(caplog) == []
     assert machine.loads[1].cubin == machine.loads[0].cubin
     assert dispatcher.last.provenance == "untuned"
 
