@@ -16,7 +16,6 @@ from typing import BinaryIO
 
 import msgspec
 
-from sagegen.errors import SagegenError
 from sagegen.jobs import Done, Fault, Job, Message, Progress, Ready, Reply, Tell
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -62,10 +61,12 @@ def serve(lines: BinaryIO, pipe: BinaryIO, do: Callable[[Job, Tell], Reply]) -> 
 def main() -> None:
     die_with_parent()
     pipe = claim_stdout()
-    try:
-        from sagegen.measure import Bench  # imports torch: before `ready`, so that no job pays for it
-    except (ImportError, SagegenError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
+    # imports torch: before `ready`, so that no job pays for it
+    from sagegen.launch import driver_problem
+    from sagegen.measure import Bench
+
+    if problem := driver_problem():
+        sys.exit(problem)
     serve(sys.stdin.buffer, pipe, Bench().do)
     sys.stderr.flush()
     os._exit(0)  # a spoiled CUDA context can hang in its destructors

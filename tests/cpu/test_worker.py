@@ -124,6 +124,11 @@ def test_worker_that_cannot_start_says_why():
         Worker(0, command=("/nowhere/python",)).run(Ping(), 10)
 
 
+def test_real_worker_without_a_gpu_says_so():
+    with pytest.raises(WorkerError, match=r"did not start: worker ended with status 1: .*(no NVIDIA driver|no GPU)"):
+        Worker(99).run(Ping(), 60)  # no machine has that many
+
+
 def test_worker_that_is_not_ready_in_time_is_an_error():
     with Worker(0, command=(sys.executable, "-c", "import time; time.sleep(600)"), start_timeout_s=0.3) as worker:
         with pytest.raises(WorkerError, match=r"not ready within 0\.3 s"):

@@ -1,0 +1,69 @@
+"""Diverse configs of every problem on a card: each passes the whole gate and computes its own numerics."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sagegen.call import call_program
+from sagegen.gate import Cases, run_gate
+from sagegen.inputs import load_captured
+from sagegen.launch import load_program
+from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.reference import quantized_attention
+
+pytestmark = pytest.mark.gpu
+
+CAPTURED = Path(__file__).parents[1] / "data" / "smollm2_qkv.safetensors"
+CASES = [
+    pytest.param(Problem(d, t, causal), index, id=f"{Problem(d, t, causal).name}-{index}")
+    for d in HEAD_DIMS
+    for t in DTYPES
+    for causal in (False, True)
+    for index in range(3)
+]
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return Cases("cuda")
+
+
+@pytest.fixture
+def program(kernels, problem, index):
+    kernel = kernels[problem][index]
+    program = load_program(kernel.cubin.read_bytes(), kernel.name, problem, kernel.config, 0)
+    yield program
+    program.unload()
+
+
+@pytest.mark.parametrize(("problem", "index"), CASES)
+def test_config_passes_the_gate(program, problem, cases):
+    kinds = {}
+    if problem.head_dim == 64:
+        kinds = load_captured(CAPTURED)
+        for name, inputs in kinds.items():
+            cases.add_captured(problem, name, inputs)
+    result = run_gate(program, problem, program.config, cases)
+    assert (result.passed, result.reason) == (True, ""), program.config.name
+    result = run_gate(program, problem, program.config, cases, kinds=kinds)
+    assert (result.passed, result.reason) == (True, ""), program.config.name
+
+
+@pytest.mark.parametrize(("problem", "index"), CASES)
+def test_config_computes_its_own_numerics(program, problem):
+    generator = torch.Generator("cuda").manual_seed(0)
+    dtype = torch.float16 if problem.dtype == "fp16" else torch.bfloat16
+    q = torch.randn(2, 6, 700, problem.head_dim, device="cuda", generator=generator).to(dtype)
+    k, v = (
+        (torch.randn(2, 2, 900, problem.head_dim, device="cuda", generator=generator) + offset).to(dtype)
+        for offset in (4, 0.5)
+    )
+    out, lse = call_program(program, problem, program.config, q, k, v, want_lse=True)
+    wanted, wanted_lse = quantized_attention(q, k, v, problem, program.config)
+    # rounding of the output: 2^-12 for fp16, 2^-9 for bf16; the config's own error is 0.01 to 0.04
+    relative_l2 = ((out - wanted).norm() / wanted.norm()).item()
+    assert relative_l2 < 0.006, program.config.name
+    # bf16 keys lie on a coarse grid, so a mean that differs in its last bit can round one channel to the next step;
+    # that moves a score by up to 127 steps: 0.02 in log2 units here, less once summed
+    torch.testing.assert_close(lse, wanted_lse, atol=5e-3, rtol=0)
