@@ -63,7 +63,7 @@ class Bench:
             "product": properties.name,
             "compute_capability": 10 * properties.major + properties.minor,
             "sms": properties.multi_processor_count,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),  # a subclass of str, which JSON encoders refuse
         }
         return Reply("ok", data=data)
 

@@ -27,38 +27,20 @@ _MMA_KEYS = 32
 _Layout = Literal["HND", "NHD"]
 
 
+# fmt: off
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    layout: _Layout = ...,
-    return_lse: Literal[False] = ...,
-    compute: torch.dtype = ...,
-    out_dtype: torch.dtype | None = ...,
-    rows: torch.Tensor | None = ...,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = ..., scale: float | None = ...,
+    layout: _Layout = ..., return_lse: Literal[False] = ..., compute: torch.dtype = ...,
+    out_dtype: torch.dtype | None = ..., rows: torch.Tensor | None = ...,
 ) -> torch.Tensor: ...
-
-
 @overload
 def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    is_causal: bool = ...,
-    scale: float | None = ...,
-    layout: _Layout = ...,
-    return_lse: Literal[True],
-    compute: torch.dtype = ...,
-    out_dtype: torch.dtype | None = ...,
-    rows: torch.Tensor | None = ...,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = ..., scale: float | None = ...,
+    layout: _Layout = ..., return_lse: Literal[True], compute: torch.dtype = ...,
+    out_dtype: torch.dtype | None = ..., rows: torch.Tensor | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-
+# fmt: on
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -74,8 +56,8 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Exact attention, softmax(scale q k^T) v.
 
-    A query row without a visible key gives 0 and lse -inf. NaN or Inf in a query, or in a key or value that a query
-    sees, makes that query's output NaN; a hidden key's reaches nothing. A non-finite value does not touch the lse.
+    A query row without a visible key gives 0 and lse -inf. NaN or Inf in a query, or in a key that it sees, makes that
+    query's output and lse NaN; in a value that it sees, the channel of its output. What a mask hides reaches nothing.
 
     Args:
         q: [batch, heads_q, q_len, head_dim] for layout HND, [batch, q_len, heads_q, head_dim] for NHD.
@@ -107,7 +89,8 @@ def attention(
     grouped = q.index_select(2, rows).to(compute).reshape(batch, heads_kv, group, len(rows), head_dim)
 
     bad_query = ~grouped.isfinite().all(-1)
-    first_bad_key, first_bad_value = _first_bad(k), _first_bad(v)
+    first_bad_key = _first_bad(k.isfinite().all(-1, keepdim=True))
+    first_bad_value = _first_bad(v.isfinite())
     grouped, k, v = (torch.where(x.isfinite(), x, 0).to(compute) for x in (grouped, k, v))
 
     out = grouped.new_zeros(*grouped.shape[:-1], v.shape[-1])
@@ -118,9 +101,10 @@ def attention(
         out[:, :, :, part], lse[:, :, :, part] = _rows(grouped[:, :, :, part], k, v, last_key[part], scale)
 
     sees_key = last_key >= 0
-    spoiled = (bad_query | (last_key >= first_bad_key)) & sees_key
+    spoiled = (bad_query | (last_key >= first_bad_key.squeeze(-1))) & sees_key
     lse.masked_fill_(spoiled, math.nan)
-    out.masked_fill_((spoiled | ((last_key >= first_bad_value) & sees_key)).unsqueeze(-1), math.nan)
+    sees_bad_value = (last_key[:, None] >= first_bad_value) & sees_key[:, None]
+    out.masked_fill_(spoiled.unsqueeze(-1) | sees_bad_value, math.nan)
     out = out.flatten(1, 2).to(out_dtype or q.dtype)
     out = out.transpose(1, 2) if layout == "NHD" else out
     return (out, lse.flatten(1, 2).float()) if return_lse else out
@@ -138,12 +122,19 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> No
         raise ArgumentError(f"q has {q.shape[heads]} heads, not a multiple of the {k.shape[heads]} of k and v")
 
 
-def _first_bad(x: torch.Tensor) -> torch.Tensor:
-    """Index of the first token with a NaN or Inf, [batch, heads, 1, 1]; the length when there is none."""
-    length = x.shape[2]
-    tokens = torch.arange(length, device=x.device)
-    bad = torch.where(x.isfinite().all(-1), length, tokens)
-    first = bad.amin(-1) if length else bad.new_zeros(bad.shape[:2])
+def _first_bad(is_finite: torch.Tensor) -> torch.Tensor:
+    """Index of the first token that is not finite, by channel; the length when there is none.
+
+    Args:
+        is_finite: bool [batch, heads, tokens, channels].
+
+    Returns:
+        int64 [batch, heads, 1, 1, channels].
+    """
+    batch, heads, length, channels = is_finite.shape
+    tokens = torch.arange(length, device=is_finite.device)[:, None]
+    bad = torch.where(is_finite, length, tokens)
+    first = bad.amin(2) if length else bad.new_zeros(batch, heads, channels)
     return first[:, :, None, None]
 
 

@@ -169,7 +169,9 @@ def test_bad_key_or_value_spoils_the_rows_that_see_it(bad, which):
     clean, clean_lse = attention(q, k, v, is_causal=True, return_lse=True)
     (k if which == "k" else v)[0, 1, 4, 3] = bad
     out, lse = attention(q, k, v, is_causal=True, return_lse=True)
-    assert out[0, 1, 4:].isnan().all()
+    assert out[0, 1, 4:, 3].isnan().all()
+    others = [channel for channel in range(8) if channel != 3]
+    assert out[0, 1, 4:, others].isnan().all() == (which == "k")  # a bad value stays in its channel
     torch.testing.assert_close(out[0, 1, :4], clean[0, 1, :4])
     assert torch.equal(out[0, 0], clean[0, 0])
     assert lse[0, 1, 4:].isnan().all() == (which == "k")
