@@ -1,0 +1,53 @@
+"""F5 with real processes: the tuner is killed, its worker dies with it, and the next run repeats nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from sagegen.journal import read_journal
+
+CHILD = Path(__file__).with_name("tune_child.py")
+
+
+def worker_ids() -> set[int]:
+    """Processes that run the child as a worker."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except OSError:  # it ended meanwhile
+            continue
+        if str(CHILD).encode() in words and b"worker" in words:
+            found.add(int(entry.parent.name))
+    return found
+
+
+def wait_until(condition, seconds: float = 60.0) -> None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) -> None:
+    journal = tmp_path / "journal.jsonl"
+    run = subprocess.Popen([sys.executable, str(CHILD), str(tmp_path)])
+    wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 10)
+    assert worker_ids()
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    wait_until(lambda: not worker_ids(), 10)
+    known = read_journal(journal)
+
+    done = subprocess.run([sys.executable, str(CHILD), str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["32", "3"]
+    records = [r for r in read_journal(journal) if r.phase == "screen"]
+    assert records[: len(known)] == known
+    assert max(Counter(r.config for r in records).values()) == 1
+    assert Counter(r.outcome for r in records) == {"ok": 31, "crash": 1}
+    assert next(r.reason for r in records if r.outcome == "crash").startswith("worker killed by SIGABRT")
