@@ -14,15 +14,15 @@ from sagegen.journal import read_journal
 CHILD = Path(__file__).with_name("tune_child.py")
 
 
-def worker_ids() -> set[int]:
-    """Processes that run the child as a worker."""
+def worker_ids(folder: Path) -> set[int]:
+    """Workers of the run in `folder`."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = entry.read_bytes().split(b"\0")
         except OSError:  # it ended meanwhile
             continue
-        if str(CHILD).encode() in words and b"worker" in words:
+        if b"worker" in words and str(folder).encode() in words:
             found.add(int(entry.parent.name))
     return found
 
@@ -38,10 +38,10 @@ def test_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) 
     journal = tmp_path / "journal.jsonl"
     run = subprocess.Popen([sys.executable, str(CHILD), str(tmp_path)])
     wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 10)
-    assert worker_ids()
+    assert worker_ids(tmp_path)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    wait_until(lambda: not worker_ids(), 10)
+    wait_until(lambda: not worker_ids(tmp_path), 10)
     known = read_journal(journal)
 
     done = subprocess.run([sys.executable, str(CHILD), str(tmp_path)], capture_output=True, text=True, check=True)

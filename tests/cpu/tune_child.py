@@ -45,7 +45,7 @@ def tune(folder: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         bench = test_tune.make_bench(folder, patch)
-        bench.workers = [Worker(0, command=(sys.executable, __file__, "worker"))]
+        bench.workers = [Worker(0, command=(sys.executable, __file__, "worker", str(folder)))]
         result = bench.tune(trials=100)
     print(f"{len(result.records)} {len(result.entries)}")
 
