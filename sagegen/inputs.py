@@ -122,7 +122,8 @@ def _spoil(inputs: Inputs, is_causal: bool) -> None:
     """One head each with a bad query, a bad key and a bad value, and one without."""
     inputs.q[:, 0, 40, 3] = math.nan
     inputs.k[:, 1, 300, 0] = math.inf
-    inputs.v[:, 2, 256, 7] = math.nan  # first of its tile: where P·V is 16 bits, rows of the tile above would get it too
+    # the first key of its tile: where P·V is 16 bits, rows of the tile above it would get the NaN too
+    inputs.v[:, 2, 256, 7] = math.nan
 
 
 ZERO_CHANNEL = 3

@@ -60,14 +60,16 @@ class PreparedCall:
     program: Program
     plan: Plan
     _buffer: Any = field(init=False)
+    _address: int = field(init=False)
     _calls: dict[Role, tuple[Any, ...]] = field(init=False)
     _streams: dict[int, Any] = field(init=False, default_factory=dict)
-    _keep: Any = field(init=False)
+    _pointer: Any = field(init=False)
 
     def __post_init__(self) -> None:
         self._buffer = ctypes.create_string_buffer(PARAMS_BYTES)
         self._buffer[POINTER_STRUCT.size : PARAMS_BYTES] = self.plan.constants
-        self._keep = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
+        self._address = ctypes.addressof(self._pointer)
         self._calls = {launch.role: self._arguments(launch) for launch in self.plan.launches}
 
     def _arguments(self, launch: Launch) -> tuple[Any, ...]:
@@ -81,20 +83,20 @@ class PreparedCall:
             DriverError: a launch was refused. Faults inside a kernel surface at the next synchronization, as ever.
         """
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
-        for role in ROLES:
-            self._launch(role, stream)
+        for role, arguments in self._calls.items():
+            self._launch(role, arguments, stream)
 
     def launch_role(self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Launch one kernel, for timing it: `attention` reads what `quantize` left in the workspace."""
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
-        self._launch(role, stream)
+        self._launch(role, self._calls[role], stream)
 
-    def _launch(self, role: Role, stream: int) -> None:
+    def _launch(self, role: Role, arguments: tuple[Any, ...], stream: int) -> None:
         handle = self._streams.get(stream)
         if handle is None:
             handle = self._streams[stream] = _driver().CUstream(stream)
-        (status,) = self.program.launch_kernel(*self._calls[role], handle, ctypes.addressof(self._keep), 0)
-        if status.value != 0:
+        (status,) = self.program.launch_kernel(*arguments, handle, self._address, 0)
+        if status:  # CUDA_SUCCESS is 0
             raise DriverError(
                 f"CUDA driver: {status.name} while launching {role} of {self.program.name}", _DRIVER_REMEDY
             )
