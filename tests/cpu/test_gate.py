@@ -209,6 +209,11 @@ def spread_bad_values(call, q, k, v, out, lse, workspace):
     out.fill_(math.nan)
 
 
+def lose_channels(call, q, k, v, out, lse, workspace):
+    """What a kernel does that marks keys, not channels: rows that see the bad value are NaN throughout."""
+    out[out.isnan().any(-1)] = math.nan
+
+
 def touch_zero_channel(call, q, k, v, out, lse, workspace):
     out[0, 0, 0, ZERO_CHANNEL] = 1e-4
 
@@ -234,6 +239,7 @@ def scale_one_row(call, q, k, v, out, lse, workspace):
 @pytest.mark.parametrize(
     ("kind", "harm", "reason"),
     [
+        ("non_finite", lose_channels, None),
         ("normal", scaled(0.97), "normal: scale ratio 0.9700 is further than 0.01 from 1"),
         ("normal", skip_last_row, "normal: 128 of 32768 outputs are NaN or Inf"),
         ("normal", waver, "normal: two runs, the second without lse, gave different bits"),
@@ -257,6 +263,7 @@ def test_fault_is_caught_and_named(kind, harm, reason, small_cases):
     result = run_gate(CpuProgram(CAUSAL, exact(CAUSAL), harm), CAUSAL, CONFIG, small_cases, kinds=[kind])
     assert result.passed == (reason is None)
     assert result.reason.startswith(reason or "")
+    assert not any(math.isnan(f.cosine) for f in result.figures.values())
 
 
 def test_passing_candidate_leaves_no_reason(small_cases):
