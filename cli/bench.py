@@ -13,12 +13,12 @@ from sagegen.cli.options import gpu_option, json_option, make_problem
 from sagegen.problem import DTYPES, HEAD_DIMS
 
 if TYPE_CHECKING:
-    from sagegen.comparison import Comparison
     from sagegen.env import Env
     from sagegen.gpu import DetectedGpu, Gpu
+    from sagegen.measuring.comparison import Comparison
+    from sagegen.measuring.subjects import Subject
+    from sagegen.measuring.worker import Worker
     from sagegen.problem import Problem, Shape
-    from sagegen.subjects import Subject
-    from sagegen.worker import Worker
 
 _TIMEOUT_S = 600.0
 _WIDTH = 240
@@ -82,12 +82,12 @@ def command(
       sagegen bench --gpu h200
       sagegen bench --gpu h200 --head-dim 128 --causal --tokens 4096,16384 --markdown bench.md
     """
-    from sagegen.comparison import to_markdown
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
+    from sagegen.measuring.comparison import to_markdown
+    from sagegen.measuring.subjects import require_gpu
+    from sagegen.measuring.worker import Worker
     from sagegen.problem import Shape
-    from sagegen.subjects import require_gpu
-    from sagegen.worker import Worker
 
     gpu = find_gpu(gpu_name)
     device = require_gpu(gpu, "bench times kernels")
@@ -120,8 +120,8 @@ def command(
 
 
 def _find_subject(gpu: Gpu, problem: Problem, shape: Shape, config_name: str | None, env: Env, folder: Path) -> Subject:
+    from sagegen.measuring.subjects import build_subjects, subject_for
     from sagegen.space import parse_config
-    from sagegen.subjects import build_subjects, subject_for
 
     if config_name is None:
         return subject_for(gpu, problem, shape.kv_len, env, folder)
@@ -129,8 +129,8 @@ def _find_subject(gpu: Gpu, problem: Problem, shape: Shape, config_name: str | N
 
 
 def _measure(worker: Worker, subject: Subject, shape: Shape, rounds: int, sustained_s: float) -> Comparison:
-    from sagegen.comparison import make_comparison
-    from sagegen.jobs import Finals
+    from sagegen.measuring.comparison import make_comparison
+    from sagegen.measuring.jobs import Finals
 
     job = Finals((subject.candidate,), shape, rounds=rounds, sustained_s=sustained_s, peers=True)
     reply = worker.run(job, _TIMEOUT_S)
@@ -139,8 +139,8 @@ def _measure(worker: Worker, subject: Subject, shape: Shape, rounds: int, sustai
 
 def _describe_machine(device: DetectedGpu, worker: Worker) -> dict[str, object]:
     """What a figure depends on beside the kernel."""
-    from sagegen.jobs import Ping
-    from sagegen.telemetry import read_state
+    from sagegen.measuring.jobs import Ping
+    from sagegen.measuring.telemetry import read_state
 
     state = read_state(device.index)
     return {
@@ -152,7 +152,7 @@ def _describe_machine(device: DetectedGpu, worker: Worker) -> dict[str, object]:
 
 
 def _to_line(row: Comparison) -> str:
-    from sagegen.comparison import HEADINGS, make_cells
+    from sagegen.measuring.comparison import HEADINGS, make_cells
 
     problem, tokens, *cells = make_cells(row)
     if row.failure:
@@ -166,7 +166,7 @@ def _print_table(rows: list[Comparison]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sagegen.comparison import HEADINGS, make_cells
+    from sagegen.measuring.comparison import HEADINGS, make_cells
 
     table = Table(*HEADINGS[:2], box=None, header_style="bold")
     for heading in HEADINGS[2:]:

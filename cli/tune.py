@@ -17,19 +17,19 @@ import click
 from sagegen.cli.options import json_option, make_problem
 from sagegen.cli.values import Choices, Duration
 from sagegen.errors import GpuMismatchError
-from sagegen.plant import PLANTS
 from sagegen.problem import DTYPES, HEAD_DIMS
-from sagegen.search import SAMPLERS
+from sagegen.tuning.plant import PLANTS
+from sagegen.tuning.search import SAMPLERS
 
 if TYPE_CHECKING:
     from sagegen.entry import Entry
     from sagegen.env import Env
-    from sagegen.events import Listener
     from sagegen.gpu import DetectedGpu, Gpu
-    from sagegen.journal import Outcome
     from sagegen.registry import Saved
-    from sagegen.request import Request, Result
     from sagegen.toolkit import Toolkit
+    from sagegen.tuning.events import Listener
+    from sagegen.tuning.journal import Outcome
+    from sagegen.tuning.request import Request, Result
 
 _MEASURED_BUDGET_S = 600.0
 _OFFLINE_BUDGET_S = 360.0
@@ -99,10 +99,10 @@ def command(
     from sagegen.cli.watch import Watcher
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
-    from sagegen.incumbents import find_incumbents
     from sagegen.registry import Saved, save_entries
-    from sagegen.request import Request
     from sagegen.toolkit import find_toolkit
+    from sagegen.tuning.incumbents import find_incumbents
+    from sagegen.tuning.request import Request
 
     gpu = find_gpu(gpu_name)
     devices = [] if offline else find_devices(gpu, device_count)
@@ -170,11 +170,11 @@ def _measure(
     jobs: int | None,
     listen: Listener,
 ) -> Result:
-    from sagegen.journal import Journal, set_aside
-    from sagegen.request import Tools
+    from sagegen.measuring.worker import Worker
     from sagegen.store import open_store
-    from sagegen.tune import tune
-    from sagegen.worker import Worker
+    from sagegen.tuning.journal import Journal, set_aside
+    from sagegen.tuning.request import Tools
+    from sagegen.tuning.tune import tune
 
     if not resume:
         set_aside(journal_path, datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S"))
@@ -186,8 +186,8 @@ def _measure(
 
 
 def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen: Listener) -> Result:
-    from sagegen.offline import tune_offline
     from sagegen.store import open_store
+    from sagegen.tuning.offline import tune_offline
 
     return tune_offline(request, open_store(env), toolkit, listen, jobs=jobs)
 

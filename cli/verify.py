@@ -13,9 +13,9 @@ from sagegen.cli.options import gpu_option, json_option
 
 if TYPE_CHECKING:
     from sagegen.gpu import Gpu
-    from sagegen.jobs import Reply
+    from sagegen.measuring.jobs import Reply
+    from sagegen.measuring.subjects import Subject
     from sagegen.problem import Problem
-    from sagegen.subjects import Subject
 
 #: A gate takes seconds; the first one of a process starts CUDA and computes the references.
 _TIMEOUT_S = 300.0
@@ -48,11 +48,11 @@ def command(
     """
     from sagegen.errors import RegistryError
     from sagegen.gpu import find_gpu
-    from sagegen.inputs import load_captured
-    from sagegen.jobs import Gate
+    from sagegen.measuring.inputs import load_captured
+    from sagegen.measuring.jobs import Gate
+    from sagegen.measuring.subjects import require_gpu
+    from sagegen.measuring.worker import Worker
     from sagegen.problem import parse_problem
-    from sagegen.subjects import require_gpu
-    from sagegen.worker import Worker
 
     gpu = find_gpu(gpu_name)
     problems = [parse_problem(name) for name in problem_names]
@@ -82,9 +82,9 @@ def command(
 
 def _find_subjects(gpu: Gpu, problems: list[Problem], config_name: str | None, folder: Path) -> list[Subject]:
     from sagegen.env import read_env
+    from sagegen.measuring.subjects import build_subjects, tuned_subjects
     from sagegen.problem import DTYPES, HEAD_DIMS, Problem
     from sagegen.space import parse_config
-    from sagegen.subjects import build_subjects, tuned_subjects
 
     problems = problems or [
         Problem(head_dim, dtype, is_causal) for head_dim in HEAD_DIMS for dtype in DTYPES for is_causal in (False, True)

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from sagegen.events import Attempted, Decided, Event, FinalsStarted, Started, Warned
+from sagegen.tuning.events import Attempted, Decided, Event, FinalsStarted, Started, Warned
 
 _STATUS_EVERY_S = 15.0
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
         UnsupportedError,
         WorkerError,
     )
-    from sagegen.explanation import Explanation
-    from sagegen.op import attention, explain, last_dispatch, sdpa
+    from sagegen.runtime.explanation import Explanation
+    from sagegen.runtime.op import attention, explain, last_dispatch, sdpa
 
     __version__: str
 
 _MODULES = {
-    "sagegen.op": ("attention", "sdpa", "explain", "last_dispatch"),
-    "sagegen.explanation": ("Explanation",),
+    "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch"),
+    "sagegen.runtime.explanation": ("Explanation",),
     "sagegen.errors": (
         "SagegenError",
         "ArgumentError",

@@ -16,7 +16,7 @@ Version = tuple[int, int]
 #: Toolkit that a config is judged for when none was asked: the one that the `nvcc` extra installs at least.
 DEFAULT_TOOLKIT: Version = (13, 0)
 #: Registers per thread that the loop needs beside its tiles: addresses, row maxima, sums, scales, loop state.
-_OTHER_REGISTERS = 40
+OTHER_REGISTERS = 40
 _MAX_REGISTERS = 255
 #: Shared memory that the driver keeps for itself in every resident block (CUDA programming guide, sm_80 and later).
 _RESERVED_SMEM = 1024
@@ -59,7 +59,7 @@ def accumulator_registers(config: Config, problem: Problem) -> int:
 
 def _registers(config: Config, target: Target) -> float:
     limit = min(_MAX_REGISTERS, 65536 // (config.threads * config.min_blocks))
-    return accumulator_registers(config, target.problem) + _OTHER_REGISTERS - limit
+    return accumulator_registers(config, target.problem) + OTHER_REGISTERS - limit
 
 
 def _residency(config: Config, target: Target) -> float:

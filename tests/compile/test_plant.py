@@ -9,13 +9,13 @@ import pytest
 from sagegen.build import BuildFailure, Built, build_batch
 from sagegen.env import read_env
 from sagegen.gpu import find_gpu
-from sagegen.plant import PLANTS, plant_variant
 from sagegen.problem import Problem
 from sagegen.render import render
 from sagegen.rules import Target, default_config
 from sagegen.store import Store
 from sagegen.toolkit import find_toolkit
-from sagegen.variants import Variant
+from sagegen.tuning.plant import PLANTS, plant_variant
+from sagegen.tuning.variants import Variant
 
 GPU = find_gpu("l20")
 PROBLEM = Problem(64, "bf16", False)

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sagegen.arguments import Options, check_call, check_out, is_readable, read_strides
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides
 from sagegen.problem import Problem, Shape
+from sagegen.runtime.arguments import Options, check_call, check_out, is_readable, read_strides
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

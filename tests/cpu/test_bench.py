@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from sagegen.bench import WARM_UP_S, compare, interleave, summarize, time_cold
+from sagegen.measuring.bench import WARM_UP_S, interleave, time_cold
+from sagegen.measuring.verdict import compare, summarize
 
 
 class ScriptedTimer:

@@ -19,13 +19,13 @@ from sagegen.cli.values import Duration
 from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.errors import BuildError, WorkerError
 from sagegen.gpu import DetectedGpu, find_gpu
-from sagegen.journal import Journal, Record
 from sagegen.problem import TUNED_LENGTHS, Problem
 from sagegen.registry import load_registry, save_entries
-from sagegen.request import Request
-from sagegen.request import Result as Found
 from sagegen.rules import Target, default_config
 from sagegen.toolkit import Toolkit
+from sagegen.tuning.journal import Journal, Record
+from sagegen.tuning.request import Request
+from sagegen.tuning.request import Result as Found
 
 L20, H200 = find_gpu("l20"), find_gpu("h200")
 PROBLEM = Problem(128, "bf16", False)
@@ -79,8 +79,10 @@ class Stage:
         patch.setenv("SAGEGEN_TUNED_DIR", str(folder / "tuned"))
         patch.setattr("sagegen.gpu.detect_gpus", lambda: self.present)
         patch.setattr("sagegen.toolkit.find_toolkit", lambda env: Toolkit(Path("/nvcc"), (13, 0), "V13"))
-        patch.setattr("sagegen.tune.tune", lambda request, tools, listen: self.run(request, "measured"))
-        patch.setattr("sagegen.offline.tune_offline", lambda request, *rest, **more: self.run(request, "predicted"))
+        patch.setattr("sagegen.tuning.tune.tune", lambda request, tools, listen: self.run(request, "measured"))
+        patch.setattr(
+            "sagegen.tuning.offline.tune_offline", lambda request, *rest, **more: self.run(request, "predicted")
+        )
 
     @property
     def registry(self) -> Path:
@@ -166,7 +168,7 @@ def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, mon
         used.append([worker.gpu_index for worker in tools.workers])
         return stage.run(request, "measured")
 
-    monkeypatch.setattr("sagegen.tune.tune", tune)
+    monkeypatch.setattr("sagegen.tuning.tune.tune", tune)
     stage.invoke()
     stage.invoke("--devices", "2")
     assert used == [[1], [1, 2]]

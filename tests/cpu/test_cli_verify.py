@@ -7,10 +7,11 @@ from typing import ClassVar
 import pytest
 from click.testing import CliRunner
 
-from sagegen import registry, subjects
+from sagegen import registry
 from sagegen.cli.main import main
 from sagegen.gpu import DetectedGpu, find_gpu
-from sagegen.jobs import Finals, Gate, Ping, Reply
+from sagegen.measuring import subjects
+from sagegen.measuring.jobs import Finals, Gate, Ping, Reply
 from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, save_entries
 from sagegen.render import render
@@ -64,7 +65,7 @@ def machine(monkeypatch, tmp_path, nvcc):
     monkeypatch.setenv("SAGEGEN_TUNED_DIR", str(tmp_path / "tuned"))
     monkeypatch.setenv("SAGEGEN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(ScriptedWorker, "made", [])
-    monkeypatch.setattr("sagegen.worker.Worker", ScriptedWorker)
+    monkeypatch.setattr("sagegen.measuring.worker.Worker", ScriptedWorker)
     return tmp_path
 
 

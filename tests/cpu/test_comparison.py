@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sagegen.comparison import HEADINGS, make_cells, make_comparison, to_markdown
-from sagegen.jobs import Reply
+from sagegen.measuring.comparison import HEADINGS, make_cells, make_comparison, to_markdown
+from sagegen.measuring.jobs import Reply
 from sagegen.problem import Problem, Shape
 
 FULL = Problem(128, "bf16", False)

@@ -17,17 +17,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from sagegen import build, dispatch, fallback, fetch, registry, toolkit
+from sagegen import build, registry, toolkit
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, LAUNCH_ABI, POINTERS
-from sagegen.arguments import Options
-from sagegen.choose import Device
-from sagegen.dispatch import Dispatcher
 from sagegen.env import Env
 from sagegen.errors import ArgumentError, DriverError, RegistryError, ToolchainError, UnsupportedError
 from sagegen.gpu import GPUS
 from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
+from sagegen.runtime import dispatch, fallback, fetch
+from sagegen.runtime.arguments import Options
+from sagegen.runtime.choose import Device
+from sagegen.runtime.dispatch import Dispatcher
 from sagegen.store import Store, make_key
 
 CAUSAL, FULL = Problem(64, "fp16", True), Problem(64, "fp16", False)

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sagegen import examine
 from sagegen.errors import WorkerError
-from sagegen.examine import Examiner, Lanes, screen_launches, tuned_shape
 from sagegen.gpu import find_gpu
-from sagegen.jobs import Gate, Job, Ping, Reply
+from sagegen.measuring.jobs import Gate, Job, Ping, Reply
 from sagegen.problem import TUNED_LENGTHS, Problem, Shape
 from sagegen.render import render
 from sagegen.rules import Target, default_config
-from sagegen.variants import Variant
+from sagegen.tuning import examine
+from sagegen.tuning.examine import Examiner, Lanes, screen_launches, tuned_shape
+from sagegen.tuning.variants import Variant
 
 PROBLEM = Problem(128, "bf16", False)
 VARIANT = Variant(render(PROBLEM, default_config(Target(find_gpu("l20"), PROBLEM))))

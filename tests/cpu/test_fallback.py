@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from sagegen import fallback
 from sagegen.errors import UnsupportedError
+from sagegen.runtime import fallback
 
 
 def exact(q, k, v, visible=None, bias=None, scale=None):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from sagegen.errors import WorkerError
-from sagegen.examine import Examiner
-from sagegen.finals import Bout, Match, confirm, confirmation, decide, run_match
-from sagegen.jobs import Finals, Job, Reply
+from sagegen.measuring.jobs import Finals, Job, Reply
 from sagegen.problem import TUNED_LENGTHS, Problem
 from sagegen.space import Config, MmaConfig
+from sagegen.tuning.examine import Examiner
+from sagegen.tuning.finals import Bout, Match, confirm, confirmation, decide, run_match
 
 PROBLEM = Problem(128, "bf16", False)
 DEFAULT: Config = MmaConfig(128, 64, 8, 2, "e4m3f32", 64, "i2f", "thread", 32, 64, "always", "reg", 1)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, POINTERS
-from sagegen.call import call_program
-from sagegen.gate import CAPTURED_FLOOR, FLOORS, Cases, Figures, GuardedAllocator, figures, run_gate
-from sagegen.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, load_captured
+from sagegen.measuring.call import call_program
+from sagegen.measuring.gate import CAPTURED_FLOOR, FLOORS, Cases, Figures, GuardedAllocator, figures, run_gate
+from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, load_captured
 from sagegen.problem import Problem, Shape
 from sagegen.reference import attention, quantized_attention
 from sagegen.space import MmaConfig

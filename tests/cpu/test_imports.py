@@ -31,52 +31,72 @@ ORDER = (
     "store",
     "toolkit",
     "build",
-    # running it, the truth it is held to, measuring it
+    # running it, and the truth it is held to
     "launch",
-    "call",
     "reference",
-    "inputs",
-    "gate",
-    "bench",
-    "telemetry",
-    "jobs",
-    "measure",
-    "worker_main",
-    "worker",
     # what is kept
     "entry",
     "registry_file",
     "registry",
     # answering a call
-    "arguments",
-    "explanation",
-    "choose",
-    "fallback",
-    "fetch",
-    "answers",
-    "dispatch",
-    "library",
-    "op",
+    "runtime.arguments",
+    "runtime.explanation",
+    "runtime.choose",
+    "runtime.fallback",
+    "runtime.fetch",
+    "runtime.answers",
+    "runtime.dispatch",
+    "runtime.library",
+    "runtime.op",
+    # judging it
+    "measuring.call",
+    "measuring.inputs",
+    "measuring.gate",
+    "measuring.bench",
+    "measuring.verdict",
+    "measuring.telemetry",
+    "measuring.jobs",
+    "measuring.measure",
+    "measuring.worker_main",
+    "measuring.worker",
+    "measuring.subjects",
+    "measuring.comparison",
     # searching
-    "journal",
-    "events",
-    "model",
-    "search",
-    "variants",
-    "plant",
-    "examine",
-    "finals",
-    "entries",
-    "ledger",
-    "request",
-    "judge",
-    "offline",
-    "tune",
+    "tuning.journal",
+    "tuning.events",
+    "tuning.model",
+    "tuning.search",
+    "tuning.variants",
+    "tuning.plant",
+    "tuning.examine",
+    "tuning.finals",
+    "tuning.entries",
+    "tuning.ledger",
+    "tuning.request",
+    "tuning.incumbents",
+    "tuning.judge",
+    "tuning.offline",
+    "tuning.tune",
 )
+#: The two paths that a reader follows, without jumping back.
+TUNE_PATH = (
+    "problem",
+    "space",
+    "render",
+    "build",
+    "launch",
+    "measuring.bench",
+    "tuning.search",
+    "tuning.tune",
+)
+RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
+#: Helpers that commands share; commands import no other command.
+SHARED_COMMAND_MODULES = {"sagegen.cli.options", "sagegen.cli.values", "sagegen.cli.watch"}
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 
 PACKAGE = Path(sagegen.__file__).parent
+PACKAGES = ("measuring", "runtime", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 
@@ -85,44 +105,50 @@ def own_imports(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name}:{node.lineno}: import by absolute name"
-            names = (
-                [f"sagegen.{alias.name}" for alias in node.names] if node.module == "sagegen" else [node.module or ""]
-            )
+            module = (node.module or "").removeprefix("sagegen").removeprefix(".")
+            if not (node.module or "").startswith("sagegen"):
+                continue
+            is_package = module == "" or module in PACKAGES
+            names = [f"{module}.{alias.name}".lstrip(".") for alias in node.names] if is_package else [module]
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names = [a.name.removeprefix("sagegen.") for a in node.names if a.name.startswith("sagegen.")]
         else:
             continue
         for name in names:
-            if name.startswith("sagegen."):
-                yield node.lineno, name.split(".")[1]
+            yield node.lineno, name
 
 
-def module_names() -> set[str]:
-    return {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+def module_paths() -> dict[str, Path]:
+    found = {}
+    for path in [*PACKAGE.glob("*.py"), *(p for name in PACKAGES for p in (PACKAGE / name).glob("*.py"))]:
+        if path.stem != "__init__":
+            found[".".join(path.relative_to(PACKAGE).with_suffix("").parts)] = path
+    return found
 
 
 def test_the_order_lists_every_module_once() -> None:
-    assert sorted(ORDER) == sorted(module_names())
+    assert sorted(ORDER) == sorted(module_paths())
 
 
-@pytest.mark.parametrize("name", sorted(module_names()))
+@pytest.mark.parametrize("path", [TUNE_PATH, RUN_PATH], ids=["tune", "run"])
+def test_a_reader_of_a_path_never_jumps_back(path: tuple[str, ...]) -> None:
+    assert [ORDER.index(name) for name in path] == sorted(ORDER.index(name) for name in path)
+
+
+@pytest.mark.parametrize("name", sorted(module_paths()))
 def test_a_module_imports_only_modules_before_it(name: str) -> None:
     allowed = ORDER[: ORDER.index(name)] if name in ORDER else ()
     wrong = [
-        f"{name}.py:{line} imports {other}"
-        for line, other in own_imports(PACKAGE / f"{name}.py")
-        if other not in allowed
+        f"{name}:{line} imports {other}" for line, other in own_imports(module_paths()[name]) if other not in allowed
     ]
     assert wrong == []
 
 
 def test_commands_import_no_other_command() -> None:
-    shared = {"cli"} | module_names()
     for path in COMMANDS.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sagegen.cli"):
-                assert node.module == "sagegen.cli.options", f"{path.name}:{node.lineno} imports {node.module}"
-        assert {other for _, other in own_imports(path)} <= shared, path.name
+                assert node.module in SHARED_COMMAND_MODULES, f"{path.name}:{node.lineno} imports {node.module}"
 
 
 def run_script(script: str) -> dict[str, object]:
@@ -136,7 +162,7 @@ def run_script(script: str) -> dict[str, object]:
 def test_the_run_path_loads_nothing_heavy_and_makes_no_context() -> None:
     answer = run_script(
         "import json, sys, torch; before = set(sys.modules);"
-        "import sagegen, sagegen.op, sagegen.dispatch, sagegen.registry, sagegen.store, sagegen.launch;"
+        "import sagegen, sagegen.runtime.op, sagegen.runtime.dispatch, sagegen.registry, sagegen.store, sagegen.launch;"
         "print(json.dumps({'loaded': sorted({m.split('.')[0] for m in set(sys.modules) - before}),"
         "'context': torch.cuda.is_initialized()}))"
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sagegen.errors import ArgumentError
-from sagegen.inputs import INPUT_KINDS, ZERO_CHANNEL, load_captured, make_inputs
+from sagegen.measuring.inputs import INPUT_KINDS, ZERO_CHANNEL, load_captured, make_inputs
 from sagegen.problem import Problem
 from sagegen.reference import attention
 

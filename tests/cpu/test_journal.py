@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sagegen.errors import ArgumentError, UnknownNameError
-from sagegen.journal import (
+from sagegen.problem import Problem
+from sagegen.space import MMA_SPACE, Config
+from sagegen.tuning.journal import (
     Journal,
     Record,
     Samples,
@@ -23,8 +25,6 @@ from sagegen.journal import (
     replay,
     set_aside,
 )
-from sagegen.problem import Problem
-from sagegen.space import MMA_SPACE, Config
 
 PROBLEM = Problem(128, "bf16", False)
 CONFIGS: list[Config] = [config for config, _ in zip(MMA_SPACE, range(4), strict=False)]
@@ -89,7 +89,7 @@ def test_a_journal_cut_anywhere_keeps_its_whole_lines(cut: int) -> None:
 def test_a_writer_that_is_killed_loses_nothing_that_it_appended(path: Path) -> None:
     code = (
         "import os, pathlib, signal, sys\n"
-        "from sagegen.journal import Journal, Record\n"
+        "from sagegen.tuning.journal import Journal, Record\n"
         "journal = Journal(pathlib.Path(sys.argv[1]))\n"
         "for n in range(3):\n"
         "    journal.append(Record('p', str(n), 'screen', 'ok', 'l20', 1, 'aa'))\n"

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sagegen.gpu import Gpu, find_gpu
-from sagegen.model import Measured, estimate_occupancy, predict
 from sagegen.problem import Problem, Shape
 from sagegen.space import Config, MmaConfig
+from sagegen.tuning.model import Measured, estimate_occupancy, predict
 
 D128 = Problem(128, "fp16", False)
 D64 = Problem(64, "fp16", False)

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from sagegen import offline
 from sagegen.build import BuildFailure, Built
 from sagegen.cubin import Resources
 from sagegen.errors import BuildError
-from sagegen.events import Attempted, Event, Started
 from sagegen.gpu import find_gpu
 from sagegen.layout import make_layout
 from sagegen.plan import ROLES
 from sagegen.problem import Problem
 from sagegen.render import Source
-from sagegen.request import Request, Result
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import Config
 from sagegen.store import CUBIN_FILE, Store, make_key
 from sagegen.toolkit import Toolkit
+from sagegen.tuning import offline
+from sagegen.tuning.events import Attempted, Event, Started
+from sagegen.tuning.request import Request, Result
 
 GPU = find_gpu("rtx4090")
 PROBLEM = Problem(64, "fp16", False)
@@ -71,7 +71,7 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr("sagegen.variants.build_batch", lambda *args, **options: made(*args, **options))
+    monkeypatch.setattr("sagegen.tuning.variants.build_batch", lambda *args, **options: made(*args, **options))
     monkeypatch.setattr(offline, "valid_configs", lambda space, target: list(SPACE))
     return made
 

@@ -8,11 +8,11 @@ import pytest
 
 from sagegen.errors import ArgumentError
 from sagegen.gpu import find_gpu
-from sagegen.plant import PLANTS, Plant, plant_variant
 from sagegen.problem import Problem
 from sagegen.render import render
 from sagegen.rules import Target, default_config
-from sagegen.variants import Renderer, Variant
+from sagegen.tuning.plant import PLANTS, Plant, plant_variant
+from sagegen.tuning.variants import Renderer, Variant
 
 PROBLEM = Problem(64, "fp16", True)
 CONFIG = default_config(Target(find_gpu("l20"), PROBLEM))

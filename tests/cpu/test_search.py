@@ -11,12 +11,12 @@ from statistics import mean
 import pytest
 
 from sagegen.gpu import find_gpu
-from sagegen.journal import Outcome, Record, Samples, replay
-from sagegen.model import predict
 from sagegen.problem import Problem, Shape
 from sagegen.rules import Target, broken_rules, default_config
-from sagegen.search import SAMPLERS, Sampler, Searcher, objective, promising_configs, rank_configs, simulate
 from sagegen.space import Config, neighbours
+from sagegen.tuning.journal import Outcome, Record, Samples, replay
+from sagegen.tuning.model import predict
+from sagegen.tuning.search import SAMPLERS, Sampler, Searcher, objective, promising_configs, rank_configs, simulate
 
 TARGET = Target(find_gpu("l20"), Problem(64, "fp16", False))
 DEFAULT = default_config(TARGET)

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from sagegen.telemetry import GpuState, describe_others, read_state
+from sagegen.measuring.telemetry import GpuState, describe_others, read_state
 
 
 def test_without_a_driver_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,20 +16,20 @@ import pytest
 from sagegen.build import BuildFailure, Built
 from sagegen.cubin import Resources
 from sagegen.errors import BuildError, GpuMismatchError, WorkerError
-from sagegen.events import Attempted, Decided, Event, Started, Warned
 from sagegen.gpu import DetectedGpu, find_gpu
-from sagegen.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen
-from sagegen.journal import Journal, Outcome, read_journal
+from sagegen.measuring.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen
+from sagegen.measuring.telemetry import GpuState
 from sagegen.plan import ROLES
 from sagegen.problem import TUNED_LENGTHS, Problem
 from sagegen.render import Source
-from sagegen.request import Request, Result, Tools
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import Config, parse_config
 from sagegen.store import CUBIN_FILE, Store, make_key
-from sagegen.telemetry import GpuState
 from sagegen.toolkit import Toolkit
-from sagegen.tune import tune
+from sagegen.tuning.events import Attempted, Decided, Event, Started, Warned
+from sagegen.tuning.journal import Journal, Outcome, read_journal
+from sagegen.tuning.request import Request, Result, Tools
+from sagegen.tuning.tune import tune
 
 GPU = find_gpu("l20")
 PROBLEM = Problem(64, "fp16", False)
@@ -211,9 +211,11 @@ class Bench:
 def make_bench(folder: Path, patch: pytest.MonkeyPatch) -> Bench:
     """A bench whose compiler, space and NVML are scripted for as long as `patch` holds."""
     made = Bench(folder)
-    patch.setattr("sagegen.variants.build_batch", lambda *args, **options: made.compiler.build_batch(*args, **options))
-    patch.setattr("sagegen.request.valid_configs", lambda space, target: list(SPACE))
-    patch.setattr("sagegen.tune.read_state", lambda index: GpuState())
+    patch.setattr(
+        "sagegen.tuning.variants.build_batch", lambda *args, **options: made.compiler.build_batch(*args, **options)
+    )
+    patch.setattr("sagegen.tuning.request.valid_configs", lambda space, target: list(SPACE))
+    patch.setattr("sagegen.tuning.tune.read_state", lambda index: GpuState())
     return made
 
 
@@ -265,7 +267,7 @@ def test_the_default_is_measured_first_at_every_length(bench: Bench) -> None:
 
 def test_a_space_of_twelve_ends_after_twelve_without_duplicates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     twelve = [DEFAULT, *[config for config in SPACE if config != DEFAULT][:11]]
-    monkeypatch.setattr("sagegen.request.valid_configs", lambda space, target: twelve)
+    monkeypatch.setattr("sagegen.tuning.request.valid_configs", lambda space, target: twelve)
     result = bench.tune(trials=100)
     assert sorted(r.config for r in result.records) == sorted(c.name for c in twelve)
     assert len(bench.worker.gated) == 12
@@ -422,7 +424,7 @@ def test_a_changed_template_text_makes_old_records_not_count(bench: Bench, monke
     bench.tune(trials=10)
     bench.worker.jobs.clear()
     monkeypatch.setattr(
-        "sagegen.variants.render", lambda p, c: replace(s := render(p, c), text=s.text + "// changed\n")
+        "sagegen.tuning.variants.render", lambda p, c: replace(s := render(p, c), text=s.text + "// changed\n")
     )
     bench.tune(trials=10)
     assert len(bench.worker.gated) == 10
@@ -435,7 +437,7 @@ def test_equal_text_is_built_once_and_shares_the_outcome(bench: Bench, monkeypat
         source = render(problem, config)
         return replace(source, text=f"{source.name} {replace(config, min_blocks=1)}")
 
-    monkeypatch.setattr("sagegen.variants.render", blind)
+    monkeypatch.setattr("sagegen.tuning.variants.render", blind)
     result = bench.tune(trials=100)
     assert {r.config for r in result.records} == {c.name for c in SPACE}
     texts = {replace(config, min_blocks=1) for config in SPACE}
@@ -537,7 +539,7 @@ def test_a_worker_on_another_gpu_stops_the_run(bench: Bench) -> None:
 
 
 def test_a_busy_gpu_is_warned_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sagegen.tune.read_state", lambda index: GpuState(processes=(4711,)))
+    monkeypatch.setattr("sagegen.tuning.tune.read_state", lambda index: GpuState(processes=(4711,)))
     bench.tune(trials=2)
     assert any(isinstance(e, Warned) and "4711" in e.message for e in bench.events)
 

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from sagegen.journal import read_journal
+from sagegen.tuning.journal import read_journal
 
 CHILD = Path(__file__).with_name("tune_child.py")
 

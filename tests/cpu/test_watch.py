@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from sagegen.cli.watch import Watcher
-from sagegen.events import Attempted, Decided, FinalsStarted, Started, Warned
-from sagegen.journal import Outcome, Record
+from sagegen.tuning.events import Attempted, Decided, FinalsStarted, Started, Warned
+from sagegen.tuning.journal import Outcome, Record
 
 
 def attempted(

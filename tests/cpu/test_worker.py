@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from sagegen.errors import WorkerError
-from sagegen.jobs import Candidate, Finals, Gate, Ping, Screen, read_job
+from sagegen.measuring.jobs import Candidate, Finals, Gate, Ping, Screen, read_job
+from sagegen.measuring.worker import Worker
 from sagegen.problem import Shape
-from sagegen.worker import Worker
 
 CHILD = (sys.executable, str(Path(__file__).with_name("worker_child.py")))
 
@@ -149,8 +149,8 @@ def test_close_from_another_thread_ends_the_job(worker):
 
 PARENT = """
 import sys
-from sagegen.jobs import Candidate, Gate, Ping
-from sagegen.worker import Worker
+from sagegen.measuring.jobs import Candidate, Gate, Ping
+from sagegen.measuring.worker import Worker
 worker = Worker(0, command={child!r})
 worker.run(Ping(), 60)
 print(worker.pid, flush=True)

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from sagegen.jobs import Finals, Gate, Job, Ping, Reply, Screen, Tell
+from sagegen.measuring.jobs import Finals, Gate, Job, Ping, Reply, Screen, Tell
 
 ABORTS = "_st3_pve4m3f32_ad64_cvmagic_grthread_qs32_ks64_rsskip_qosmem_mb2"
 FIGURES = {"cosine": 0.9994, "relative_l1": 0.03, "relative_l2": 0.03, "max_error": 0.1, "scale_ratio": 1.0}
@@ -29,7 +29,7 @@ def do(job: Job, tell: Tell) -> Reply:
 
 
 def serve_jobs() -> None:
-    from sagegen.worker_main import claim_stdout, die_with_parent, serve
+    from sagegen.measuring.worker_main import claim_stdout, die_with_parent, serve
 
     die_with_parent()
     serve(sys.stdin.buffer, claim_stdout(), do)
@@ -38,7 +38,7 @@ def serve_jobs() -> None:
 def tune(folder: Path) -> None:
     import pytest
 
-    from sagegen.worker import Worker
+    from sagegen.measuring.worker import Worker
 
     sys.path.insert(0, str(Path(__file__).parent))
     import test_tune

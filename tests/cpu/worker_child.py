@@ -5,8 +5,8 @@ import signal
 import sys
 import time
 
-from sagegen.jobs import Gate, Job, Reply, Tell
-from sagegen.worker_main import claim_stdout, die_with_parent, serve
+from sagegen.measuring.jobs import Gate, Job, Reply, Tell
+from sagegen.measuring.worker_main import claim_stdout, die_with_parent, serve
 
 
 def do(job: Job, tell: Tell) -> Reply:

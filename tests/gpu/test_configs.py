@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sagegen.call import call_program
-from sagegen.gate import Cases, run_gate
-from sagegen.inputs import load_captured
 from sagegen.launch import load_program
+from sagegen.measuring.call import call_program
+from sagegen.measuring.gate import Cases, run_gate
+from sagegen.measuring.inputs import load_captured
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
 from sagegen.reference import quantized_attention
 

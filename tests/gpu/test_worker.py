@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from sagegen.bench import compare
 from sagegen.build import build_batch
 from sagegen.env import read_env
-from sagegen.jobs import Candidate, Finals, Gate, Ping, Screen
-from sagegen.plant import plant_variant
+from sagegen.measuring.jobs import Candidate, Finals, Gate, Ping, Screen
+from sagegen.measuring.verdict import compare
+from sagegen.measuring.worker import Worker
 from sagegen.problem import Problem, Shape
 from sagegen.render import render
 from sagegen.store import open_store
-from sagegen.variants import Variant
-from sagegen.worker import Worker
+from sagegen.tuning.plant import plant_variant
+from sagegen.tuning.variants import Variant
 
 pytestmark = pytest.mark.gpu
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from sagegen import bench
-from sagegen.call import BoundCall, bind_call
 from sagegen.errors import DriverError
-from sagegen.gate import Cases, run_gate
-from sagegen.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, load_captured
-from sagegen.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen, Tell
 from sagegen.launch import Program, load_program
+from sagegen.measuring import bench
+from sagegen.measuring.call import BoundCall, bind_call
+from sagegen.measuring.gate import Cases, run_gate
+from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, load_captured
+from sagegen.measuring.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen, Tell
 from sagegen.problem import Problem, Shape, parse_problem
 from sagegen.space import parse_config
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sagegen.entry import Entry
-from sagegen.examine import Runner, tuned_shape
 from sagegen.gpu import DetectedGpu, Gpu
-from sagegen.journal import Journal, Record
-from sagegen.plant import Plant
 from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
 from sagegen.rules import Target, default_config, valid_configs
-from sagegen.search import Sampler, Searcher, promising_configs
 from sagegen.space import FAMILIES, Config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
+from sagegen.tuning.examine import Runner, tuned_shape
+from sagegen.tuning.journal import Journal, Record
+from sagegen.tuning.plant import Plant
+from sagegen.tuning.search import Sampler, Searcher, promising_configs
 
 _STARTS = 6  # configs of the model's choice that a search begins with
 

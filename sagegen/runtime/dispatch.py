@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 
-from sagegen.answers import (
+from sagegen.env import Env, read_env
+from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
+from sagegen.gpu import match_gpu
+from sagegen.launch import Program, load_program
+from sagegen.plan import make_plan
+from sagegen.problem import Problem
+from sagegen.runtime.answers import (
     Answer,
     CopyAnswer,
     KernelAnswer,
@@ -23,17 +29,11 @@ from sagegen.answers import (
     copy_inputs,
     empty_output,
 )
-from sagegen.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
-from sagegen.choose import Device, choose
-from sagegen.env import Env, read_env
-from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
-from sagegen.explanation import Explanation
-from sagegen.fallback import LOGGER, fall_back, warn_once
-from sagegen.fetch import build_cubin, find_cubin
-from sagegen.gpu import match_gpu
-from sagegen.launch import Program, load_program
-from sagegen.plan import make_plan
-from sagegen.problem import Problem
+from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
+from sagegen.runtime.choose import Device, choose
+from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
+from sagegen.runtime.fetch import build_cubin, find_cubin
 from sagegen.space import Config
 
 #: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.

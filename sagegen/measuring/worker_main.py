@@ -1,4 +1,4 @@
-"""The worker's own process: `python -m sagegen.worker_main`, started by `sagegen.worker.Worker` and by nothing else.
+"""The worker's own process, `python -m sagegen.measuring.worker_main`: started by `worker.Worker`, by nothing else.
 
 Reads one job per line from stdin and answers on the pipe that was its stdout; whatever libraries print goes to stderr.
 A CUDA error ends the process, for its context is spoiled.
@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from sagegen.jobs import Done, Fault, Job, Message, Progress, Ready, Reply, Tell
+from sagegen.measuring.jobs import Done, Fault, Job, Message, Progress, Ready, Reply, Tell
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -63,7 +63,7 @@ def main() -> None:
     pipe = claim_stdout()
     # imports torch: before `ready`, so that no job pays for it
     from sagegen.launch import driver_problem
-    from sagegen.measure import Bench
+    from sagegen.measuring.measure import Bench
 
     if problem := driver_problem():
         sys.exit(problem)

@@ -10,23 +10,23 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
-from sagegen.bench import PROTOCOL
 from sagegen.build import BuildFailure, Built
-from sagegen.entries import Place
 from sagegen.errors import BuildError, GpuMismatchError, SagegenError, WorkerError
-from sagegen.events import Attempted, Listener, Started, Warned, ignore
-from sagegen.examine import Attempt, Examiner, Lanes, screen_launches
 from sagegen.gpu import Gpu
-from sagegen.jobs import Ping, Reply
-from sagegen.journal import Phase
-from sagegen.judge import Judge
-from sagegen.ledger import Facts, Ledger
-from sagegen.plant import plant_variant
+from sagegen.measuring.jobs import Ping, Reply
+from sagegen.measuring.telemetry import describe_others, read_state
+from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
-from sagegen.request import Request, Result, Tools, make_searchers, make_target
 from sagegen.rules import default_config
-from sagegen.telemetry import describe_others, read_state
-from sagegen.variants import BuildAhead, Builds, Renderer, Variant
+from sagegen.tuning.entries import Place
+from sagegen.tuning.events import Attempted, Listener, Started, Warned, ignore
+from sagegen.tuning.examine import Attempt, Examiner, Lanes, screen_launches
+from sagegen.tuning.journal import Phase
+from sagegen.tuning.judge import Judge
+from sagegen.tuning.ledger import Facts, Ledger
+from sagegen.tuning.plant import plant_variant
+from sagegen.tuning.request import Request, Result, Tools, make_searchers, make_target
+from sagegen.tuning.variants import BuildAhead, Builds, Renderer, Variant
 
 __all__ = ["Request", "Result", "Tools", "tune"]
 

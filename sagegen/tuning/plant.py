@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 from sagegen.errors import ArgumentError
-from sagegen.variants import Variant
+from sagegen.tuning.variants import Variant
 
 Plant = Literal["crash", "hang", "badcompile"]
 PLANTS: tuple[Plant, ...] = get_args(Plant)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from sagegen import reference
-from sagegen.call import Allocator, bind_call
-from sagegen.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, Inputs, make_inputs
+from sagegen.measuring.call import Allocator, bind_call
+from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, Inputs, make_inputs
 from sagegen.problem import Problem
 from sagegen.space import Config
 

@@ -10,20 +10,20 @@ from pathlib import Path
 
 from sagegen.build import Built
 from sagegen.cubin import Resources
-from sagegen.entries import Place, decided_entry, screened_entry
 from sagegen.entry import Entry
-from sagegen.events import Decided, FinalsStarted, Listener, Warned
-from sagegen.examine import Attempt, Examiner, Lanes, make_samples
-from sagegen.finals import Bout, Decision, Match, confirm, confirmation, decide, run_match
-from sagegen.journal import Phase, Record
-from sagegen.ledger import Ledger
+from sagegen.measuring.telemetry import GpuState, read_state
 from sagegen.plan import ROLES
 from sagegen.problem import Problem, TunedLength
-from sagegen.request import Request
 from sagegen.space import Config
 from sagegen.store import CUBIN_FILE, Store
-from sagegen.telemetry import GpuState, read_state
-from sagegen.variants import BuildAhead, Renderer, Variant
+from sagegen.tuning.entries import Place, decided_entry, screened_entry
+from sagegen.tuning.events import Decided, FinalsStarted, Listener, Warned
+from sagegen.tuning.examine import Attempt, Examiner, Lanes, make_samples
+from sagegen.tuning.finals import Bout, Decision, Match, confirm, confirmation, decide, run_match
+from sagegen.tuning.journal import Phase, Record
+from sagegen.tuning.ledger import Ledger
+from sagegen.tuning.request import Request
+from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
 _FINALISTS = 3
 _ROUNDS = (12, 60)  # fewest, when time is short, and most

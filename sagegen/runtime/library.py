@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from sagegen.answers import Result, empty_output
-from sagegen.dispatch import dispatcher
-from sagegen.fallback import attend
+from sagegen.runtime.answers import Result, empty_output
+from sagegen.runtime.dispatch import dispatcher
+from sagegen.runtime.fallback import attend
 
 _LIBRARY = torch.library.Library("sagegen", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]

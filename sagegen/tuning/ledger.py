@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
 from sagegen.build import Built
-from sagegen.examine import Attempt
-from sagegen.journal import Journal, Outcome, Phase, Record, attempts, comparable_records
 from sagegen.problem import Problem, parse_problem
-from sagegen.search import Searcher
 from sagegen.space import Config, parse_config
-from sagegen.variants import Renderer, Variant
+from sagegen.tuning.examine import Attempt
+from sagegen.tuning.journal import Journal, Outcome, Phase, Record, attempts, comparable_records
+from sagegen.tuning.search import Searcher
+from sagegen.tuning.variants import Renderer, Variant
 
 #: A problem of which so many configs were tried and none works is given up.
 HOPELESS_AFTER = 24

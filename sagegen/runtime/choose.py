@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sagegen.abi import LAUNCH_ABI
-from sagegen.arguments import DEFAULT_MIN_COSINE, Checked, Options
 from sagegen.env import Env
 from sagegen.errors import RegistryError
-from sagegen.explanation import Explanation
 from sagegen.gpu import Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
 from sagegen.rules import Target, default_config
+from sagegen.runtime.arguments import DEFAULT_MIN_COSINE, Checked, Options
+from sagegen.runtime.explanation import Explanation
 from sagegen.space import parse_config
 
 NO_GRADIENT = "an input requires a gradient, which only torch computes"

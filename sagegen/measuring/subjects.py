@@ -9,13 +9,13 @@ from pathlib import Path
 from sagegen.build import BuildFailure, build_batch
 from sagegen.env import Env
 from sagegen.errors import BuildError, GpuMismatchError, RegistryError
-from sagegen.fetch import find_cubin
 from sagegen.gpu import DetectedGpu, Gpu, detect_gpus
-from sagegen.jobs import Candidate
+from sagegen.measuring.jobs import Candidate
 from sagegen.problem import Problem
 from sagegen.registry import Found, load_registry, lookup
 from sagegen.render import render
 from sagegen.rules import Target, broken_rules, check_config, default_config
+from sagegen.runtime.fetch import find_cubin
 from sagegen.space import Config, parse_config
 from sagegen.store import open_store
 from sagegen.toolkit import find_toolkit

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 from sagegen.abi import LAUNCH_ABI
-from sagegen.choose import Device
 from sagegen.env import Env
 from sagegen.errors import BuildError, RegistryError
-from sagegen.fallback import LOGGER
 from sagegen.problem import Problem
 from sagegen.registry import Found, read_cubin
+from sagegen.runtime.choose import Device
+from sagegen.runtime.fallback import LOGGER
 from sagegen.space import Config
 from sagegen.store import open_store
 from sagegen.store import read_cubin as read_stored_cubin

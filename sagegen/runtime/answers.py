@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import torch
 
 from sagegen import reference
-from sagegen.arguments import ALIGNMENT, Options
-from sagegen.choose import Device
-from sagegen.explanation import Explanation
-from sagegen.fallback import attend, warn_once
 from sagegen.launch import PreparedCall, Program
 from sagegen.problem import Problem
+from sagegen.runtime.arguments import ALIGNMENT, Options
+from sagegen.runtime.choose import Device
+from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.fallback import attend, warn_once
 from sagegen.space import Config
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sagegen.arguments import DEFAULT_MIN_COSINE
-from sagegen.dispatch import dispatcher
 from sagegen.errors import ArgumentError
-from sagegen.fallback import torch_sdpa
-from sagegen.library import call_op
+from sagegen.runtime.arguments import DEFAULT_MIN_COSINE
+from sagegen.runtime.dispatch import dispatcher
+from sagegen.runtime.fallback import torch_sdpa
+from sagegen.runtime.library import call_op
 
 if TYPE_CHECKING:
-    from sagegen.explanation import Explanation
+    from sagegen.runtime.explanation import Explanation
 
 #: Types whose address can be handed to a kernel; other subclasses of Tensor go through the op and its fake.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))

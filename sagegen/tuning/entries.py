@@ -10,18 +10,18 @@ from typing import Literal
 import numpy as np
 
 from sagegen.abi import LAUNCH_ABI
-from sagegen.bench import PROTOCOL
 from sagegen.build import Built
 from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
-from sagegen.examine import tuned_shape
-from sagegen.finals import Decision
 from sagegen.gpu import Gpu
-from sagegen.journal import Record
 from sagegen.layout import make_layout
-from sagegen.model import Prediction
+from sagegen.measuring.telemetry import GpuState
+from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Shape, TunedLength
-from sagegen.telemetry import GpuState
-from sagegen.variants import Variant
+from sagegen.tuning.examine import tuned_shape
+from sagegen.tuning.finals import Decision
+from sagegen.tuning.journal import Record
+from sagegen.tuning.model import Prediction
+from sagegen.tuning.variants import Variant
 
 _RESAMPLES = 4000
 

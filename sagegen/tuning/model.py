@@ -14,7 +14,7 @@ from functools import lru_cache
 from sagegen.gpu import Gpu
 from sagegen.layout import Layout, ceil_div, make_layout, round_up
 from sagegen.problem import Problem, Shape
-from sagegen.rules import accumulator_registers
+from sagegen.rules import OTHER_REGISTERS, accumulator_registers
 from sagegen.space import Config
 
 _SCHEDULERS = 4  # per SM; each issues one warp instruction a clock (CUDA programming guide)
@@ -30,7 +30,6 @@ _QUANTIZED_BYTES = {"q": 3, "k": 5, "v": 5}  # moved per element by the statisti
 _DRAM_SHARE = 0.9  # of the bandwidth that the quantizers reach: 4.3 of 4.8 TB/s
 _REGISTER_FILE = 65536  # 32-bit registers per SM, allocated to a warp in units of 8 per thread
 _MAX_REGISTERS = 255
-_LOOP_REGISTERS = 40  # beside the tiles: the same allowance that the `registers` rule makes
 _RESERVED_SMEM = 1024  # the driver's own, in every block
 
 
@@ -146,7 +145,7 @@ def predict(config: Config, problem: Problem, shape: Shape, gpu: Gpu, measured: 
 def estimate_occupancy(config: Config, problem: Problem, gpu: Gpu, measured: Measured | None = None) -> Occupancy:
     """Resident blocks per SM by shared memory, threads and registers; at least 1."""
     allowed = min(_MAX_REGISTERS, _REGISTER_FILE // (config.threads * config.min_blocks))
-    wanted = accumulator_registers(config, problem) + _LOOP_REGISTERS
+    wanted = accumulator_registers(config, problem) + OTHER_REGISTERS
     registers = measured.registers if measured else min(allowed, wanted)
     by_smem = gpu.smem_per_sm // (make_layout(config, problem).smem_bytes + _RESERVED_SMEM)
     by_threads = gpu.threads_per_sm // config.threads

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from sagegen.journal import Record
-from sagegen.model import predict
 from sagegen.problem import Problem, Shape
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import Config, config_values, make_config, neighbours
+from sagegen.tuning.journal import Record
+from sagegen.tuning.model import predict
 
 if TYPE_CHECKING:
     import optuna

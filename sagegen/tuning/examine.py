@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from sagegen.errors import WorkerError
-from sagegen.jobs import Candidate, Gate, Job, Reply, Screen
-from sagegen.journal import Outcome, Samples
+from sagegen.measuring.jobs import Candidate, Gate, Job, Reply, Screen
 from sagegen.problem import Problem, Shape, TunedLength
-from sagegen.variants import Variant
+from sagegen.tuning.journal import Outcome, Samples
+from sagegen.tuning.variants import Variant
 
 #: Batch x tokens of every screened shape: as many query tiles at 1K tokens as at 16K, so no length starves the GPU.
 _TOKENS_PER_HEAD = 16384

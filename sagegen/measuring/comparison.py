@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sagegen.bench import PROTOCOL, Summary, Verdict, compare, summarize
-from sagegen.jobs import Reply
+from sagegen.measuring.jobs import Reply
+from sagegen.measuring.verdict import PROTOCOL, Summary, Verdict, compare, summarize
 from sagegen.problem import Problem, Shape
 
 #: What a kernel's own times are called beside the peers'.

@@ -14,24 +14,24 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from sagegen.bench import PROTOCOL
 from sagegen.build import BuildFailure, Built
-from sagegen.entries import predicted_entry
 from sagegen.entry import Entry
 from sagegen.errors import BuildError
-from sagegen.events import Attempted, Decided, Listener, Started, ignore
-from sagegen.examine import tuned_shape
-from sagegen.journal import Outcome, Record
 from sagegen.layout import make_layout
-from sagegen.model import Measured, predict
+from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem, TunedLength
-from sagegen.request import Request, Result, make_target
 from sagegen.rules import default_config, valid_configs
-from sagegen.search import promising_configs
 from sagegen.space import FAMILIES
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
-from sagegen.variants import BuildAhead, Renderer, Variant
+from sagegen.tuning.entries import predicted_entry
+from sagegen.tuning.events import Attempted, Decided, Listener, Started, ignore
+from sagegen.tuning.examine import tuned_shape
+from sagegen.tuning.journal import Outcome, Record
+from sagegen.tuning.model import Measured, predict
+from sagegen.tuning.request import Request, Result, make_target
+from sagegen.tuning.search import promising_configs
+from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
 #: Configs compiled per problem when the request says nothing: some two minutes for four problems on two cores.
 DEFAULT_TRIALS = 40

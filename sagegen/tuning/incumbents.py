@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sagegen.env import Env
-from sagegen.examine import tuned_shape
 from sagegen.gpu import Gpu
 from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
 from sagegen.registry import load_registry
 from sagegen.rules import Target, broken_rules, check_config, valid_configs
-from sagegen.search import rank_configs
 from sagegen.space import FAMILIES, Config, parse_config
 from sagegen.toolkit import Toolkit
+from sagegen.tuning.examine import tuned_shape
+from sagegen.tuning.search import rank_configs
 
 Incumbents = dict[tuple[Problem, TunedLength], Config]
 

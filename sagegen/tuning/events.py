@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from sagegen.journal import Outcome, Record
+from sagegen.tuning.journal import Outcome, Record
 
 
 @dataclass(frozen=True, slots=True)

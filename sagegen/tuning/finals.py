@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sagegen.bench import Verdict, compare
 from sagegen.errors import WorkerError
-from sagegen.examine import Examiner, tuned_shape
-from sagegen.jobs import Candidate, Finals
-from sagegen.journal import Outcome
+from sagegen.measuring.jobs import Candidate, Finals
+from sagegen.measuring.verdict import Verdict, compare
 from sagegen.problem import Problem, Shape, TunedLength
 from sagegen.space import Config
+from sagegen.tuning.examine import Examiner, tuned_shape
+from sagegen.tuning.journal import Outcome
 
 _TIMEOUT_S = 240.0
 

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from sagegen.errors import WorkerError
-from sagegen.jobs import Done, Fault, Job, Message, Progress, Ready, Reply, read_job
+from sagegen.measuring.jobs import Done, Fault, Job, Message, Progress, Ready, Reply, read_job
 
 #: Importing torch from a cold disk takes most of a minute on some machines.
 START_TIMEOUT_S = 180.0
-_COMMAND = (sys.executable, "-m", "sagegen.worker_main")
+_COMMAND = (sys.executable, "-m", "sagegen.measuring.worker_main")
 _READ_BYTES = 1 << 16
 _STDERR_TAIL_BYTES = 4096
 
@@ -39,7 +39,7 @@ class Worker:
 
     Args:
         gpu_index: the GPU's index in PCI bus order, as NVML counts.
-        command: what to start instead of `python -m sagegen.worker_main`; for tests.
+        command: what to start instead of `python -m sagegen.measuring.worker_main`; for tests.
         start_timeout_s: seconds until the process must be ready; not counted against a job's own limit.
     """
 
@@ -62,7 +62,7 @@ class Worker:
         A process that hung, died or lost its CUDA context is gone when this returns; the next job starts a fresh one.
 
         Args:
-            job: one of `sagegen.jobs`, or its JSON form.
+            job: one of `sagegen.measuring.jobs`, or its JSON form.
             timeout_s: seconds until the process is killed and the outcome is `timeout`.
 
         Raises:
