@@ -84,7 +84,8 @@ def command(
     """
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
-    from sagegen.measuring.comparison import to_markdown
+    from sagegen.measuring.comparison import host_text, to_markdown
+    from sagegen.measuring.jobs import Host
     from sagegen.measuring.subjects import require_gpu
     from sagegen.measuring.worker import Worker
     from sagegen.problem import Shape
@@ -101,18 +102,21 @@ def command(
     rows: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="sagegen-") as folder, Worker(device.index) as worker:
         machine = _describe_machine(device, worker)
+        host = host_text(worker.run(Host(problems[0].name), _TIMEOUT_S))
         for problem in problems:
             for shape in shapes:
                 subject = _find_subject(gpu, problem, shape, config_name, env, Path(folder))
                 rows.append(_measure(worker, subject, shape, rounds, sustained_s))
                 click.echo(_to_line(rows[-1]), err=True)
     if as_json:
-        facts = {"rounds": rounds, "sustained_s": sustained_s, "comparisons": [row.as_values() for row in rows]}
+        facts = {"rounds": rounds, "sustained_s": sustained_s, "host": host}
+        facts["comparisons"] = [row.as_values() for row in rows]
         click.echo(json.dumps({"machine": machine, **facts}))
     else:
         _print_table(rows)
+        click.echo(host)
     if markdown:
-        markdown.write_text(to_markdown(rows, machine, rounds, sustained_s))
+        markdown.write_text(to_markdown(rows, machine, rounds, sustained_s, host))
         click.echo(f"Written to {markdown}", err=True)
     if any(row.failure for row in rows):
         raise SystemExit(1)

@@ -65,7 +65,7 @@ def command(as_json: bool) -> None:
 def make_checks(env: Env) -> Iterator[Check]:
     """All checks, in the order they are printed."""
     yield Check("python", "run", sys.version_info >= (3, 10), platform.python_version(), "install Python 3.10 or later")
-    for package in ("torch", "cuda-core", "cuda-bindings"):
+    for package in ("torch", "cuda-bindings"):
         yield _package(package, "run")
     yield _driver()
     yield _gpus()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -20,6 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 WARM_UP_S = 0.05
 #: Hides the host's launches behind the flush, where twice the L2 would be too short for that.
 _LEAST_FLUSH_BYTES = 512 << 20
+#: Calls of a batch: fewer launches than the driver queues before it makes the host wait (about 1,000).
+_HOST_CALLS = 100
 
 Launch = Callable[[], None]
 
@@ -74,6 +77,24 @@ def time_cold(launch: Launch, timer: Timer, count: int) -> list[float]:
     """`count` times of single launches with cold L2, in the order measured, after a warm-up."""
     warm_up(launch, timer)
     return [timer.cold(launch) for _ in range(count)]
+
+
+def time_host(call: Callable[[], object], wait: Callable[[], object], batches: int = 9) -> list[float]:
+    """Microseconds of host time per call, one figure a batch.
+
+    Args:
+        call: warmed up here; launches work and does not wait for it.
+        wait: waits for the device, between batches and outside of the time, so that no launch queue fills up.
+    """
+    times = []
+    for _ in range(batches + 1):
+        wait()
+        start = time.perf_counter()
+        for _ in range(_HOST_CALLS):
+            call()
+        times.append((time.perf_counter() - start) / _HOST_CALLS * 1e6)
+    wait()
+    return times[1:]
 
 
 def interleave(

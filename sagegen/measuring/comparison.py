@@ -99,8 +99,19 @@ def _ratio_text(verdict: Verdict | None) -> str:
     return "-" if verdict is None else f"{verdict.ratio:.3f} ({verdict.low:.3f}..{verdict.high:.3f})"
 
 
+def host_text(reply: Reply) -> str:
+    """One line of what a `Host` job says."""
+    if reply.outcome != "ok":
+        return f"host time of a warm call: not measured, {reply.reason}"
+    ours, theirs = (summarize(reply.data[name]) for name in ("attention_us", "sdpa_us"))
+    return (
+        f"host time of a warm call: sagegen.attention {ours.median_us:.1f} us ({ours.p20_us:.1f}..{ours.p80_us:.1f}), "
+        f"torch SDPA {theirs.median_us:.1f} us ({theirs.p20_us:.1f}..{theirs.p80_us:.1f})"
+    )
+
+
 def to_markdown(
-    comparisons: Sequence[Comparison], machine: Mapping[str, object], rounds: int, sustained_s: float
+    comparisons: Sequence[Comparison], machine: Mapping[str, object], rounds: int, sustained_s: float, host: str = ""
 ) -> str:
     """A table with all that is needed to read it: machine, protocol, shapes, and which peers are missing."""
     mode = f"means of {sustained_s:g} s back to back" if sustained_s else "single launches with cold L2"
@@ -122,4 +133,5 @@ def to_markdown(
         lines.append(f"| {' | '.join((*make_cells(comparison), counts, config))} |")
     absent = {name: why for comparison in comparisons for name, why in comparison.absent.items()}
     lines += ["", *(f"{name} could not run: {why}" for name, why in absent.items())] if absent else []
+    lines += ["", f"{host[:1].upper()}{host[1:]}."] if host else []
     return "\n".join(lines) + "\n"

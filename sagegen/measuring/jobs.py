@@ -88,9 +88,21 @@ class Finals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     peers: bool = False
 
 
+class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="host"):
+    """Times a warm `sagegen.attention` on the host, and torch SDPA on the same small inputs.
+
+    Answers `{attention_us: [per batch], sdpa_us: likewise}`: the mean of a batch of calls, before they are waited for.
+
+    Attributes:
+        problem: name of the problem whose kernel is called.
+    """
+
+    problem: str
+
+
 #: Says which candidate is about to run, by its source name.
 Tell = Callable[[str], None]
-Job = Union[Ping, Gate, Screen, Finals]  # noqa: UP007 - msgspec resolves it at run time on 3.10
+Job = Union[Ping, Gate, Screen, Finals, Host]  # noqa: UP007 - msgspec resolves it at run time on 3.10
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -10,18 +10,21 @@ from pathlib import Path
 
 import torch
 
-from sagegen.errors import DriverError
+from sagegen.errors import DriverError, UnsupportedError
 from sagegen.launch import Program, load_program
 from sagegen.measuring import bench
 from sagegen.measuring.call import BoundCall, bind_call
 from sagegen.measuring.gate import Cases, run_gate
 from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, load_captured
-from sagegen.measuring.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen, Tell
+from sagegen.measuring.jobs import Candidate, Finals, Gate, Host, Job, Ping, Reply, Screen, Tell
 from sagegen.problem import Problem, Shape, parse_problem
+from sagegen.runtime.op import attention
 from sagegen.space import parse_config
 
 #: Inputs of so many shapes stay on the GPU between jobs.
 _KEPT_SHAPES = 4
+#: Small, so that the device keeps up with the host that is timed.
+_HOST_SHAPE = Shape(batch=1, heads_q=8, heads_kv=8, q_len=128, kv_len=128)
 # torch 2.8 gave CUDA errors a type of their own
 _CUDA_ERRORS = (DriverError, torch.OutOfMemoryError, getattr(torch, "AcceleratorError", RuntimeError))
 
@@ -48,8 +51,12 @@ class Bench:
                 return self._gate(job, tell)
             if isinstance(job, Screen):
                 return self._screen(job, tell)
+            if isinstance(job, Host):
+                return self._host(job)
             return self._finals(job, tell)
         except LoadError as error:
+            return Reply("launch", str(error))
+        except UnsupportedError as error:  # of a `Host` job: no kernel can answer the call
             return Reply("launch", str(error))
         except _CUDA_ERRORS as error:
             reason = str(error).strip().partition("\n")[0]
@@ -112,6 +119,17 @@ class Bench:
             "peers": {name: times[name] for name in peers},
             "absent": absent,
         }
+        return Reply("ok", data=data)
+
+    def _host(self, job: Host) -> Reply:
+        problem = parse_problem(job.problem)
+        inputs = self._draw(problem.head_dim, problem.dtype, _HOST_SHAPE)
+        call = functools.partial(attention, inputs.q, inputs.k, inputs.v, is_causal=problem.is_causal, backend="kernel")
+        peer = functools.partial(
+            torch.nn.functional.scaled_dot_product_attention, inputs.q, inputs.k, inputs.v, is_causal=problem.is_causal
+        )
+        wait = functools.partial(torch.cuda.synchronize, self._device)
+        data = {"attention_us": bench.time_host(call, wait), "sdpa_us": bench.time_host(peer, wait)}
         return Reply("ok", data=data)
 
     def _event_timer(self) -> bench.EventTimer:

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sagegen.measuring.bench import WARM_UP_S, interleave, time_cold
+from sagegen.measuring.bench import WARM_UP_S, interleave, time_cold, time_host
 from sagegen.measuring.verdict import compare, summarize
 
 
@@ -132,3 +132,16 @@ def test_interval_covers_the_truth_as_often_as_it_says():
 def test_times_that_are_not_pairs_are_refused(a, b):
     with pytest.raises(ValueError, match="paired times"):
         compare(a, b)
+
+
+def test_host_time_is_per_call_without_the_wait(monkeypatch) -> None:
+    clock = {"now": 0.0}
+    monkeypatch.setattr("sagegen.measuring.bench.time.perf_counter", lambda: clock["now"])
+
+    def call() -> None:
+        clock["now"] += 20e-6
+
+    def wait() -> None:
+        clock["now"] += 1.0
+
+    assert time_host(call, wait, batches=3) == pytest.approx([20.0] * 3)

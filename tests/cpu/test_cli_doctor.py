@@ -33,7 +33,7 @@ def test_a_complete_machine_is_ok(nvcc: SimpleNamespace) -> None:
     code, checks = run()
     assert code == 0
     assert all(check["is_ok"] for check in checks.values()), checks
-    assert set(checks) >= {"python", "torch", "cuda-core", "driver", "GPU", "nvcc", "g++", "ninja", "cache folder"}
+    assert set(checks) >= {"python", "torch", "cuda-bindings", "driver", "GPU", "nvcc", "g++", "ninja", "cache folder"}
     assert checks["torch"]["found"] == importlib.metadata.version("torch")
     assert checks["GPU"]["found"] == "NVIDIA L20 (l20), driver 580.65"
     assert str(nvcc.toolkit.nvcc) in str(checks["nvcc"]["found"])
@@ -65,14 +65,14 @@ def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest
     real = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name == "cuda-core":
+        if name == "cuda-bindings":
             raise importlib.metadata.PackageNotFoundError(name)
         return real(name)
 
     monkeypatch.setattr("importlib.metadata.version", version)
     code, checks = run()
     assert code == 1
-    assert checks["cuda-core"]["remedy"] == "pip install cuda-core"
+    assert checks["cuda-bindings"]["remedy"] == "pip install cuda-bindings"
 
 
 @pytest.mark.usefixtures("healthy")

@@ -11,7 +11,7 @@ from sagegen import registry
 from sagegen.cli.main import main
 from sagegen.gpu import DetectedGpu, find_gpu
 from sagegen.measuring import subjects
-from sagegen.measuring.jobs import Finals, Gate, Ping, Reply
+from sagegen.measuring.jobs import Finals, Gate, Host, Ping, Reply
 from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, save_entries
 from sagegen.render import render
@@ -53,6 +53,8 @@ class ScriptedWorker:
         if isinstance(job, Finals):
             data = {"kernel_us": [[1000.0] * 5], "call_us": [[1250.0] * 5], "peers": {"sdpa-flash": [2000.0] * 5}}
             return Reply("ok", data={**data, "absent": {"sdpa-cudnn": "not built in"}})
+        if isinstance(job, Host):
+            return Reply("ok", data={"attention_us": [39.0, 40.0, 41.0], "sdpa_us": [20.0] * 3})
         return Reply("ok", data={"torch": "2.11"})
 
 
@@ -203,16 +205,18 @@ def test_bench_falls_back_to_the_default_config(machine):
     result = run("bench", "--gpu", "l20", "--head-dim", "64", "--full", "--tokens", "1024")
     assert result.exit_code == 0, result.output
     assert "default, built here" in result.output
+    assert "host time of a warm call: sagegen.attention 40.0 us (39.4..40.6), torch SDPA 20.0 us" in result.output
     assert isinstance(ScriptedWorker.made[0].jobs[0], Ping)
 
 
 def test_failed_bench_is_exit_code_one(machine, monkeypatch):
     monkeypatch.setattr(
-        ScriptedWorker, "answer", lambda self, job: Reply("timeout" if isinstance(job, Finals) else "ok", "no answer")
+        ScriptedWorker, "answer", lambda self, job: Reply("ok" if isinstance(job, Ping) else "timeout", "no answer")
     )
     result = run("bench", "--gpu", "l20", "--head-dim", "64", "--full", "--tokens", "1024,2048")
     assert result.exit_code == 1
     assert result.output.count("timeout: no answer") >= 2
+    assert "host time of a warm call: not measured, no answer" in result.output
 
 
 @pytest.mark.parametrize("tokens", ["", "0", "1024,x", "-5"])
