@@ -19,6 +19,9 @@ from sagegen.env import Env, is_writable, read_env
 from sagegen.errors import ToolchainError
 from sagegen.toolkit import find_ninja, find_toolkit
 
+#: Cubins of any 13.x toolkit load from this driver on (CUDA minor-version compatibility).
+MINIMUM_DRIVER = 580
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -99,12 +102,24 @@ def _gpus() -> Check:
     present = detect_gpus()
     if not present:
         return Check("GPU", "run", False, "none visible", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    old = [gpu.driver for gpu in present if _major(gpu.driver) < MINIMUM_DRIVER]
+    if old:
+        remedy = f"install a driver of {MINIMUM_DRIVER} or later: shipped cubins are of toolkit 13"
+        return Check("GPU", "run", False, f"driver {old[0]} is older than {MINIMUM_DRIVER}", remedy)
     found = (f"{gpu.product} ({gpu.gpu.name if gpu.gpu else gpu.arch}), driver {gpu.driver}" for gpu in present)
     return Check("GPU", "run", True, "; ".join(found))
 
 
+def _major(driver: str) -> int:
+    """First number of a driver's version; a version that is spelled otherwise is taken for a new one."""
+    number = driver.partition(".")[0]
+    return int(number) if number.isdecimal() else MINIMUM_DRIVER
+
+
 def _folder(name: str, path: Path, variable: str) -> Check:
-    return Check(name, "build", is_writable(path), str(path), f"set {variable} to a writable folder")
+    if not is_writable(path):
+        return Check(name, "build", False, f"{path} (read-only)", f"set {variable} to a writable folder")
+    return Check(name, "build", True, str(path))
 
 
 def _nvcc(env: Env) -> Check:

@@ -9,6 +9,8 @@ import click
 from sagegen.cli.options import json_option
 from sagegen.gpu import GPUS, DetectedGpu, Gpu, detect_gpus
 
+_WIDTH = 120
+
 
 @click.command("gpus")
 @json_option
@@ -60,4 +62,5 @@ def _print_known() -> None:
         )
         sizes = (gpu.sms, gpu.smem_per_block // 1024, gpu.l2_bytes // 2**20, f"{gpu.bandwidth_gbs:g}", gpu.boost_mhz)
         table.add_row(gpu.name, gpu.arch, *map(str, sizes), *peaks)
-    Console().print(table)
+    # wider than a terminal: names must not be cut
+    Console(width=max(Console().width, _WIDTH)).print(table)

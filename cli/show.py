@@ -70,7 +70,7 @@ def command(
         _print_details(rows)
     else:
         _print_table(rows)
-    if not rows and not as_json:
+    if not rows and not errors and not as_json:
         click.echo(f"Nothing is tuned for {gpu_name or 'any GPU'}; to tune: sagegen tune --gpu {gpu_name or 'NAME'}")
     for error in errors:
         click.echo(f"Error: {error}", err=True)

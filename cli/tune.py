@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagegen.cli.options import json_option, make_problem
-from sagegen.cli.values import Choices, Duration
+from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
 from sagegen.problem import DTYPES, HEAD_DIMS
 from sagegen.tuning.plant import PLANTS
@@ -60,7 +60,7 @@ _WIDTH = 240
 @click.option("--devices", "device_count", type=click.IntRange(min=1), default=1, show_default=True,
               help="GPUs of this machine that measure side by side.")
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time. [all cores; two fewer while measuring]")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("-o", "--output", type=RegistryFile(), metavar="FILE",
               help="Registry file to write. [<tuned folder>/<gpu>.yaml]")
 @click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
               help="Self-test: add a candidate that crashes, hangs or does not compile.")
@@ -258,7 +258,7 @@ def _print_table(entries: tuple[Entry, ...]) -> None:
             entry.answer if measured else "predicted",
             _text(figures.kernel_us, "{:.1f}") if measured else _text(figures.predicted_us, "~{:.0f}"),
             _text(figures.tops, "{:.0f}"),
-            _text(figures.full_us, "{:.1f}"),
+            _text(figures.full_us, "{:.1f}") if measured else _text(figures.predicted_full_us, "~{:.0f}"),
             _text(figures.speed_vs_default, "{:.3f}x"),
             _text(figures.speed_vs_sdpa, "{:.3f}x"),
             _text(entry.min_cosine, "{:.5f}"),

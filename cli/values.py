@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -39,3 +40,15 @@ class Choices(click.ParamType[tuple[str, ...]]):
             if word not in self.allowed:
                 self.fail(f"{word!r} is none of {', '.join(self.allowed)}", param, ctx)
         return words
+
+
+class RegistryFile(click.ParamType[Path]):
+    """Path of a registry file: `<folder>/<gpu>.yaml`; its cubins go to the folder of the same stem beside it."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(value)
+        if path.suffix != ".yaml" or path.is_dir():
+            self.fail(f"{str(value)!r} is no registry file; write a path that ends in .yaml", param, ctx)
+        return path

@@ -100,7 +100,9 @@ def describe_status(best: Mapping[str, float], event: Attempted) -> str:
 def _describe_start(event: Started) -> str:
     how = "compiling and ranking, nothing is measured" if event.offline else "measuring"
     known = f", {event.known} attempts known from the journal" if event.known else ""
-    return f"{event.gpu}: {how}; {len(event.problems)} problems, {event.configs} valid configs{known}"
+    count = len(event.problems)
+    problems = "1 problem" if count == 1 else f"{count} problems"
+    return f"{event.gpu}: {how}; {problems}, {event.configs} valid configs{known}"
 
 
 def _describe_decision(event: Decided) -> str:

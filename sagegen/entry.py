@@ -39,6 +39,7 @@ class Timing(Record, frozen=True, kw_only=True, omit_defaults=True):
     speed_vs_sdpa: float | None = None
     speed_vs_default: float | None = None
     predicted_us: float | None = None
+    predicted_full_us: float | None = None
 
 
 class Accuracy(Record, frozen=True, kw_only=True):

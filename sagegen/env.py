@@ -33,7 +33,11 @@ class Variable:
 
 VARIABLES = (
     Variable("SAGEGEN_CACHE_DIR", "folder of compiled kernels and tuning journals", "the user's cache folder"),
-    Variable("SAGEGEN_TUNED_DIR", "folder of your registries; they win over shipped ones", "the user's data folder"),
+    Variable(
+        "SAGEGEN_TUNED_DIR",
+        "folder of your registries; asked before the shipped ones, but measured entries before predicted",
+        "the user's data folder",
+    ),
     Variable("SAGEGEN_STRICT", "1: raise where a call would fall back to torch SDPA", "0"),
     Variable("SAGEGEN_LOG", f"how much is logged: {', '.join(LOG_LEVELS)}", "warning"),
     Variable("SAGEGEN_NVCC", "the nvcc to compile with", "searched: pip wheel, CUDA_HOME, PATH"),

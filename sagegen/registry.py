@@ -199,7 +199,7 @@ def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping
     The file is replaced in one step; cubins that nothing names any more go afterwards.
 
     Args:
-        path: `.../<gpu>.yaml`; its folder is made.
+        path: `.../<gpu>.yaml`; its folder is made. Cubins go to the folder of the same stem beside it.
         gpu: name of the GPU that the entries are for.
         cubins: by sha256; may lack those that lie in the kernel store.
 
@@ -215,7 +215,7 @@ def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping
         kept, saved = _merge(present, entries)
         text = dump_entries(gpu, kept)
         parse_entries(text, str(path), gpu)
-        folder = path.parent / gpu
+        folder = path.with_suffix("")
         wanted = {_cubin_name(e.cubin_sha256) for e in kept if e.cubin_sha256}
         for digest, data in cubins.items():
             if _cubin_name(digest) in wanted:

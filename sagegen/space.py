@@ -22,12 +22,19 @@ class Param:
         label: prefix of its value in a config's name.
         values: what may be tried, in order: neighbours of a value are its neighbours here.
         doc: what it does, for `sagegen show --space` and the docs.
+        neutral: a value that renders what was rendered before the parameter came, and that names leave out. A
+            parameter that is added with one changes no older config's name or text, and so makes no entry stale.
     """
 
     name: str
     label: str
     values: tuple[int | str, ...]
     doc: str
+    neutral: int | str | None = None
+
+    def spell(self, value: int | str) -> str:
+        """The field of a config's name for `value`."""
+        return f"{self.label}{value}"
 
 
 MMA_PARAMS = (
@@ -75,7 +82,7 @@ class MmaConfig:
     @property
     def name(self) -> str:
         """`mma_bq128_bk64_...`: letters, digits and underscores only, so it is safe in paths and C++ identifiers."""
-        return "_".join([self.family, *(f"{p.label}{getattr(self, p.name)}" for p in self.params)])
+        return spell_name(self.family, self.params, {p.name: getattr(self, p.name) for p in self.params})
 
     @property
     def threads(self) -> int:
@@ -155,18 +162,34 @@ def parse_config(name: str) -> Config:
             f"config {name!r} names no kernel family", f"start it with one of {', '.join(FAMILIES)}, or say `default`"
         )
     space = FAMILIES[family]
-    if len(parts) != len(space.params):
-        labels = "_".join([family, *(f"{p.label}?" for p in space.params)])
-        raise UnknownNameError(f"config {name!r} has {len(parts)} fields, not {len(space.params)}", f"write {labels}")
-    values = {}
-    for param, part in zip(space.params, parts, strict=True):
-        by_text = {f"{param.label}{value}": value for value in param.values}
-        if part not in by_text:
-            raise UnknownNameError(
-                f"config field {part!r} does not name a {param.name}", f"use one of {', '.join(by_text)}"
-            )
-        values[param.name] = by_text[part]
-    return make_config(space.config_type, values)
+    return make_config(space.config_type, parse_fields(space.params, parts))
+
+
+def spell_name(family: str, params: tuple[Param, ...], values: dict[str, int | str]) -> str:
+    """Family and fields joined by underscores; neutral values are left out."""
+    return "_".join([family, *(p.spell(values[p.name]) for p in params if values[p.name] != p.neutral)])
+
+
+def parse_fields(params: tuple[Param, ...], parts: list[str]) -> dict[str, int | str]:
+    """Values by parameter of a name's fields, which stand in the parameters' order.
+
+    Raises:
+        UnknownNameError: a field is missing, misspelled, out of place, or one too many.
+    """
+    values: dict[str, int | str] = {}
+    left = list(parts)
+    for param in params:
+        by_text = {param.spell(value): value for value in param.values}
+        if left and left[0] in by_text:
+            values[param.name] = by_text[left.pop(0)]
+        elif param.neutral is not None:
+            values[param.name] = param.neutral
+        else:
+            found = f"field {left[0]!r} does not name" if left else "name ends before"
+            raise UnknownNameError(f"config {found} a {param.name}", f"use one of {', '.join(by_text)}")
+    if left:
+        raise UnknownNameError(f"config field {left[0]!r} is one too many", f"end the name after {params[-1].name}")
+    return values
 
 
 def neighbours(config: Config) -> list[Config]:

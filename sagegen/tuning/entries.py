@@ -38,7 +38,7 @@ class Place:
 def predicted_entry(variant: Variant, built: Built, length: TunedLength, prediction: Prediction, gpu: Gpu) -> Entry:
     """An entry of a config that was compiled for `gpu` but never run there."""
     shape = tuned_shape(length)
-    figures = Timing(predicted_us=round(prediction.kernel_us, 1))
+    figures = Timing(predicted_us=round(prediction.kernel_us, 1), predicted_full_us=round(prediction.call_us, 1))
     return _entry("predicted", variant, built, length, shape, Place(gpu), figures)
 
 

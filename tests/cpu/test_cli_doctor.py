@@ -90,3 +90,12 @@ def test_no_visible_gpu_is_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     code, checks = run()
     assert code == 1
     assert "CUDA_VISIBLE_DEVICES" in str(checks["GPU"]["remedy"])
+
+
+@pytest.mark.usefixtures("healthy")
+def test_a_driver_too_old_for_the_shipped_cubins_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = DetectedGpu(0, "NVIDIA L20", 92, "575.57.08", "sm_89", GPUS["l20"])
+    monkeypatch.setattr("sagegen.gpu.detect_gpus", lambda: [old])
+    code, checks = run()
+    assert code == 1
+    assert "575.57.08 is older than 580" in str(checks["GPU"]["found"])

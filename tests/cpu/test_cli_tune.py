@@ -104,6 +104,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr("sagegen.registry.shipped_dir", lambda: tmp_path / "shipped")
     return Stage(tmp_path, monkeypatch)
 
 
@@ -351,3 +352,11 @@ def test_plants_reach_the_run_and_stay_out_of_the_help(stage: Stage) -> None:
     help_text = stage.invoke("--help").output
     assert "sagegen tune --gpu" in help_text
     assert "--plant" not in help_text
+
+
+@pytest.mark.parametrize("name", ["l20", "l20.yml", "out/"])
+def test_an_output_that_is_no_yaml_file_is_refused_before_anything_runs(stage: Stage, name: str) -> None:
+    result = stage.invoke("-o", name)
+    assert result.exit_code == 2
+    assert "ends in .yaml" in result.stderr
+    assert stage.requests == []

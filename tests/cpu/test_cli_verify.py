@@ -170,7 +170,7 @@ def test_verify_builds_a_named_config_for_every_problem_it_is_valid_for(machine)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--config", "mma_nonsense"), "fields"),
+        (("--config", "mma_nonsense"), "field"),
         (("--problem", "d96_fp16_full_int8"), "head_dim=96"),
         (("--captured", str(Path(__file__))), "not a safetensors file"),
     ],

@@ -365,3 +365,14 @@ def test_entries_are_immutable():
     with pytest.raises(AttributeError):
         make_entry().answer = "sdpa"
     assert msgspec.structs.replace(make_entry(), answer="sdpa").answer == "sdpa"
+
+
+def test_two_files_of_one_gpu_in_one_folder_keep_their_cubins(tmp_path):
+    for name in ("l20.yaml", "trial.yaml"):
+        registry.save_entries(
+            tmp_path / name, "l20", [make_entry(cubin=b"one")], {hashlib.sha256(b"one").hexdigest(): b"one"}
+        )
+    other = {hashlib.sha256(b"two").hexdigest(): b"two"}
+    registry.save_entries(tmp_path / "trial.yaml", "l20", [make_entry(cubin=b"two")], other)
+    assert [path.read_bytes() for path in (tmp_path / "l20").glob("*.cubin")] == [b"one"]
+    assert [path.read_bytes() for path in (tmp_path / "trial").glob("*.cubin")] == [b"two"]

@@ -7,7 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sagegen.errors import ConfigError, UnknownNameError
-from sagegen.space import MMA_PARAMS, MMA_SPACE, MmaConfig, config_values, make_config, neighbours, parse_config
+from sagegen.space import (
+    MMA_PARAMS,
+    MMA_SPACE,
+    MmaConfig,
+    Param,
+    config_values,
+    make_config,
+    neighbours,
+    parse_config,
+    parse_fields,
+    spell_name,
+)
 
 configs = st.builds(MmaConfig, **{p.name: st.sampled_from(p.values) for p in MMA_PARAMS})
 NAME = "mma_bq128_bk64_w4_st2_pve4m3f32_ad64_cvmagic_grthread_qs32_ks64_rsskip_qoreg_mb1"
@@ -91,3 +102,29 @@ def test_neighbours_differ_in_one_parameter(config: MmaConfig) -> None:
 @given(configs)
 def test_neighbours_are_mutual(config: MmaConfig) -> None:
     assert all(config in neighbours(other) for other in neighbours(config))
+
+
+LATER_PARAMS = (
+    Param("tile", "t", (64, 128), "first of its family"),
+    Param("order", "or", ("rows", "heads"), "came later", neutral="rows"),
+    Param("unroll", "u", (1, 2), "came last", neutral=1),
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"tile": 64, "order": "rows", "unroll": 1}, "x_t64"),
+        ({"tile": 64, "order": "rows", "unroll": 2}, "x_t64_u2"),
+        ({"tile": 128, "order": "heads", "unroll": 1}, "x_t128_orheads"),
+    ],
+)
+def test_a_parameter_that_came_later_leaves_older_names_alone(values: dict[str, int | str], name: str) -> None:
+    assert spell_name("x", LATER_PARAMS, values) == name
+    assert parse_fields(LATER_PARAMS, name.split("_")[1:]) == values
+
+
+@pytest.mark.parametrize("parts", [[], ["u2"], ["t64", "u2", "orheads"], ["t64", "u3"], ["t64", "u2", "u2"]])
+def test_fields_that_are_missing_out_of_place_or_too_many_are_refused(parts: list[str]) -> None:
+    with pytest.raises(UnknownNameError):
+        parse_fields(LATER_PARAMS, parts)
