@@ -182,8 +182,8 @@ def _tile_cycles(grid: _Grid, spill_bytes: int) -> dict[str, float]:
 
     converts = config.conversion == "i2f"
     half_rate = scores * (2 if converts else 1)  # row maximum, I2F
-    # scale-and-subtract FFMA, row sum FADD; the magic bias needs one MOV that starts the accumulator
-    full_rate = scores * (2 if converts else 3) + config.block_q * head_dim * _output_updates(config, grid.mean_tiles)
+    # scale-and-subtract FFMA, row sum FADD; the magic bias is the first MMA's constant operand and costs nothing
+    full_rate = scores * 2 + config.block_q * head_dim * _output_updates(config, grid.mean_tiles)
     packed_cvt = scores / 2
     pv_step = 32 if config.quantizes_v else 16
     warp_instructions = (
