@@ -92,7 +92,7 @@ def test_promoting_more_often_costs_instructions() -> None:
 def test_the_magic_bias_takes_the_conversions_off_the_half_rate_pipe() -> None:
     i2f, magic = (predict(replace(CONFIG, conversion=c), D128, LONG, ADA[0]).units_us for c in ("i2f", "magic"))
     assert magic["half_rate"] < i2f["half_rate"]
-    # the SASS has one instruction per score less: the bias is the first MMA's constant operand (wgmma needs a MOV there)
+    # the SASS has one instruction per score less: the bias is the first MMA's constant operand
     scores_per_warp = CONFIG.block_q * CONFIG.block_k / 32
     visits = LONG.batch * LONG.heads_q * (LONG.q_len // CONFIG.block_q) * (LONG.kv_len // CONFIG.block_k)
     saved_us = visits * scores_per_warp / 4 / ADA[0].sms / ADA[0].boost_mhz
@@ -174,9 +174,8 @@ def spearman(x: list[float], y: list[float]) -> float:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_ranking_agrees_with_what_was_measured_on_an_h200(dtype: str) -> None:
     """Journals of the tuning runs of docs/gpu-runs: what a user loses who takes the model's pick unmeasured."""
-    journal = gzip.open(RUNS / f"2026-11-29-h200-{dtype}-journal.jsonl.gz", "rt")
     cases: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    with journal:
+    with gzip.open(RUNS / f"2026-11-29-h200-{dtype}-journal.jsonl.gz", "rt") as journal:
         for record in map(json.loads, journal):
             if record["phase"] != "screen" or record["outcome"] != "ok":
                 continue
