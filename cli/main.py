@@ -59,6 +59,15 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except SagegenError as error:
             raise MisuseError(error) from error
+        except OSError as error:  # a path that cannot be read or written, a full disk: the machine's, not ours
+            raise MisuseError(_describe_os_error(error)) from error
+
+
+def _describe_os_error(error: OSError) -> SagegenError:
+    where = f"{error.filename}: " if error.filename else ""
+    return SagegenError(
+        f"{where}{error.strerror or error}", "check the path, its permissions and the free space of its disk"
+    )
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

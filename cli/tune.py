@@ -109,6 +109,8 @@ def command(
     if not devices and not offline:
         click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
     env = read_env()
+    path = output or env.tuned_dir / f"{gpu.name}.yaml"
+    _require_writable(path, gpu)
     toolkit = find_toolkit(env)
     problems = tuple(
         make_problem(head_dim, dtype, is_causal)
@@ -132,11 +134,21 @@ def command(
             result = _measure(request, devices, journal, resume, toolkit, env, jobs, watch)
         else:
             result = _rank(request, toolkit, env, jobs, watch)
-    path = output or env.tuned_dir / f"{gpu.name}.yaml"
     cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
     saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
     _report(result, saved, path, gpu, as_json)
 # fmt: on
+
+
+def _require_writable(path: Path, gpu: Gpu) -> None:
+    """Raise RegistryError before a long run when its result could not be written to `path`."""
+    from sagegen.env import is_writable
+    from sagegen.errors import RegistryError
+    from sagegen.registry import read_entries
+
+    read_entries(path, gpu.name)
+    if not is_writable(path.parent):
+        raise RegistryError(f"{path.parent} cannot be written", "name another file with -o")
 
 
 def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:

@@ -15,8 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from sagegen.cubin import Resources, parse_resources, read_sections
-from sagegen.errors import BuildError, ToolchainError
+from sagegen.errors import BuildError, StoreError, ToolchainError
 from sagegen.plan import ROLES, Role
 from sagegen.render import Source
 from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, read_record
@@ -71,6 +73,18 @@ class BuildFailure:
     outcome: Literal["compile", "timeout"]
     reason: str
     log: str
+
+
+class _Record(msgspec.Struct):
+    """What build.json must hold, as `Built` has it."""
+
+    arch: str
+    cubin_sha256: str
+    text_sha256: str
+    code_sha256: str
+    resources: dict[str, Resources]
+    seconds: float
+    nvcc: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +161,22 @@ def _find_built(store: Store, key: Key) -> Built | None:
     folder = store.find(key)
     if folder is None:
         return None
-    record = read_record(folder)
+    try:
+        record = msgspec.convert(read_record(folder), _Record)
+        resources: dict[Role, Resources] = {role: record.resources[role] for role in ROLES}
+    except (StoreError, msgspec.ValidationError, KeyError):
+        store.discard(folder)  # somebody edited it; building again heals it
+        return None
     return Built(
         name=key.name,
-        arch=record["arch"],
+        arch=record.arch,
         cubin=folder / CUBIN_FILE,
-        cubin_sha256=record["cubin_sha256"],
-        text_sha256=record["text_sha256"],
-        code_sha256=record["code_sha256"],
-        resources={role: Resources(**record["resources"][role]) for role in ROLES},
-        seconds=record["seconds"],
-        nvcc=record["nvcc"],
+        cubin_sha256=record.cubin_sha256,
+        text_sha256=record.text_sha256,
+        code_sha256=record.code_sha256,
+        resources=resources,
+        seconds=record.seconds,
+        nvcc=record.nvcc,
         cached=True,
     )
 
@@ -253,13 +272,15 @@ def _keep(
     key: Key, source: Source, cubin_file: Path, log: str, seconds: float, settings: _Settings
 ) -> Built | BuildFailure:
     """Put a compiled source into the store."""
-    cubin = cubin_file.read_bytes()
     resources = parse_resources(log)
     try:
+        cubin = cubin_file.read_bytes()
         code = read_sections(cubin)[f".text.{source.entry('attention')}"]
         used = {role: asdict(resources[source.entry(role)]) for role in ROLES}
+    except FileNotFoundError:
+        return BuildFailure(source.name, "compile", "nvcc ended well but wrote no cubin", log)
     except (ValueError, KeyError) as error:
-        return BuildFailure(source.name, "compile", f"nvcc's cubin or log lacks {error}", log)
+        return BuildFailure(source.name, "compile", f"nvcc's cubin or log is not usable: {error}", log)
     record = {
         "name": source.name,
         "arch": settings.arch,

@@ -211,7 +211,7 @@ def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping
             raise RegistryError(f"{path}: a cubin to be saved is not that of digest {digest}", "report this as a bug")
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked_folder(path.parent):
-        present = parse_entries(path.read_text("utf-8"), str(path), gpu) if path.exists() else []
+        present = read_entries(path, gpu)
         kept, saved = _merge(present, entries)
         text = dump_entries(gpu, kept)
         parse_entries(text, str(path), gpu)
@@ -226,6 +226,21 @@ def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping
             if stray.name not in wanted:
                 stray.unlink()
     return saved
+
+
+def read_entries(path: Path, gpu: str) -> list[Entry]:
+    """The entries of one registry file; [] when there is none.
+
+    Raises:
+        RegistryError: it cannot be read, is malformed, or is another GPU's.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegistryError(f"{path}: cannot be read: {error}", "check the file and its permissions") from error
+    return parse_entries(text, str(path), gpu)
 
 
 def _merge(present: list[Entry], entries: Iterable[Entry]) -> tuple[list[Entry], Saved]:
@@ -268,11 +283,7 @@ def _load_layer(folder: Path, gpu_name: str, shipped: bool) -> Layer | None:
 @functools.lru_cache(maxsize=64)
 def _read_entries(file: Path, gpu_name: str, version: tuple[int, int, int]) -> tuple[Entry, ...]:
     """Cached by `version`, which replacing the file changes: a long-lived process sees what a tuner wrote."""
-    try:
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RegistryError(f"{file}: cannot be read: {error}", "check the file and its permissions") from error
-    return tuple(parse_entries(text, str(file), gpu_name))
+    return tuple(read_entries(file, gpu_name))
 
 
 def _raise(error: RegistryError) -> None:

@@ -131,6 +131,13 @@ class Store:
                     raise StoreError(f"kernel store {self.root} cannot be written: {error}", _REMEDY) from error
         return target
 
+    def discard(self, folder: Path) -> None:
+        """Have an entry count as damaged, so that the next build of its key replaces it."""
+        try:
+            (folder / RECORD_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"{folder} is damaged and cannot be replaced: {error}", _REMEDY) from error
+
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A private folder on the store's file system, removed at the end."""

@@ -68,11 +68,12 @@ def _real_nvcc(nvcc: Path) -> Path:
 
 def _read_toolkit(nvcc: Path) -> Toolkit:
     try:
-        answer = subprocess.run([nvcc, "--version"], capture_output=True, text=True, timeout=60, check=True).stdout
+        command = [str(nvcc), "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise ToolchainError(f"{nvcc} --version failed: {error}", "pip install 'sagegen[nvcc]'") from error
-    release = re.search(r"release (\d+)\.(\d+), (V[\d.]+)", answer)
+    release = re.search(r"release (\d+)\.(\d+), (V[\d.]+)", done.stdout)
     if release is None:
-        raise ToolchainError(f"{nvcc} --version names no release: {answer.strip()[:200]}", "set SAGEGEN_NVCC")
-    build = re.search(r"^Build (\S+)", answer, re.MULTILINE)
+        raise ToolchainError(f"{nvcc} --version names no release: {done.stdout.strip()[:200]!r}", "set SAGEGEN_NVCC")
+    build = re.search(r"^Build (\S+)", done.stdout, re.MULTILINE)
     return Toolkit(nvcc, (int(release[1]), int(release[2])), f"{release[3]} {build[1] if build else ''}".strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -259,3 +260,27 @@ def test_stop_ends_a_build_in_another_thread(store: Store, nvcc: Any) -> None:
     assert "stopped" in str(caught[0])
     wait_for_end(compiler)
     assert list((store.root / ".staging").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record: record.pop("resources"),
+        lambda record: record["resources"].pop("attention"),
+        lambda record: record["resources"]["attention"].update(registers="x"),
+        lambda record: record.update(seconds=None),
+    ],
+    ids=["no resources", "a role less", "text for a number", "no time"],
+)
+def test_an_edited_record_is_built_again_and_healed(nvcc, tmp_path, damage) -> None:
+    store = Store(tmp_path / "store")
+    source = make_source("edited")
+    built = build_batch([source], "sm_89", store, nvcc.toolkit)[source.name]
+    path = built.cubin.parent / "build.json"
+    whole = json.loads(path.read_text())
+    record = json.loads(path.read_text())
+    damage(record)
+    path.write_text(json.dumps(record))
+    again = build_batch([source], "sm_89", store, nvcc.toolkit)[source.name]
+    assert not again.cached
+    assert json.loads(path.read_text())["resources"] == whole["resources"]

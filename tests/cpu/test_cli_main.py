@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
@@ -64,3 +65,15 @@ def test_other_errors_are_not_hidden(runner: CliRunner, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("sagegen.cli.gpus.detect_gpus", fail)
     assert isinstance(runner.invoke(main, ["gpus"]).exception, ZeroDivisionError)
+
+
+def test_an_error_of_the_file_system_is_a_message_that_names_the_path(monkeypatch, tmp_path) -> None:
+    def fill_up(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "kernel.cu"))
+
+    monkeypatch.setattr("sagegen.gpu.find_gpu", fill_up)
+    result = CliRunner().invoke(main, ["build", "--gpu", "l20"])
+    assert result.exit_code == 2
+    assert str(tmp_path / "kernel.cu") in result.stderr
+    assert "No space left on device" in result.stderr
+    assert "Remedy: check the path" in result.stderr

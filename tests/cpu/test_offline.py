@@ -103,7 +103,7 @@ def test_spilling_and_oversized_variants_are_dropped(tmp_path: Path, compiler: C
     dropped = [record for record in result.records if record.outcome == "constraint"]
     assert dropped
     assert all("_pve4m3f32_" in record.config and "spills 8 bytes" in record.reason for record in dropped)
-    compiler.smem = GPU.smem_per_block - make_layout(DEFAULT, PROBLEM).smem_bytes + 1
+    compiler.smem = GPU.smem_per_block - min(make_layout(config, PROBLEM).smem_bytes for config in SPACE) + 1
     with pytest.raises(BuildError):
         tune(tmp_path)
 
