@@ -72,7 +72,7 @@ def test_an_error_of_the_file_system_is_a_message_that_names_the_path(monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "kernel.cu"))
 
     monkeypatch.setattr("sagegen.gpu.find_gpu", fill_up)
-    result = CliRunner().invoke(main, ["build", "--gpu", "l20"])
+    result = CliRunner().invoke(main, ["build", "--gpu", "l20", "--config", "default"])
     assert result.exit_code == 2
     assert str(tmp_path / "kernel.cu") in result.stderr
     assert "No space left on device" in result.stderr
