@@ -19,6 +19,7 @@ import msgspec
 
 from sagegen.cubin import Resources, parse_resources, read_sections
 from sagegen.errors import BuildError, StoreError, ToolchainError
+from sagegen.interrupts import deferred_interrupts
 from sagegen.plan import ROLES, Role
 from sagegen.render import Source
 from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, read_record
@@ -226,16 +227,19 @@ def _run_ninja(folder: Path, settings: _Settings) -> None:
     environ = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
     environ.update(TMPDIR=str(temporary), LC_ALL="C")
     with (folder / _NINJA_OUTPUT).open("wb") as output:
-        process = subprocess.Popen(
-            [program, "-k", "0", "-j", str(settings.jobs)],
-            cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        process: subprocess.Popen[bytes] | None = None
         try:
+            with deferred_interrupts():
+                process = subprocess.Popen(
+                    [program, "-k", "0", "-j", str(settings.jobs)],
+                    cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                )  # fmt: skip
             while process.poll() is None:
                 _raise_if_stopped(settings.stop)
                 time.sleep(_POLL_S / 10)
         finally:
-            _end(process)
+            if process is not None:
+                _end(process)
     said = (folder / _NINJA_OUTPUT).read_text(errors="replace")
     if "interrupted by user" in said:
         raise BuildError("a signal ended the compilers")

@@ -27,6 +27,7 @@ ORDER = (
     "plan",
     # building it
     "render",
+    "interrupts",
     "cubin",
     "store",
     "toolkit",
