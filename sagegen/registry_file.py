@@ -194,6 +194,9 @@ def _check_entry(located: _Located, entry: Entry, node: yaml.MappingNode) -> Non
                 parse(text)
         except UnknownNameError as error:
             located.fail(values[key], f"key `{key}`: {error.message}", error.remedy)
+    if entry.kernel is not None and entry.kernel != f"{entry.problem}_{entry.config}":
+        # the cubin would be launched with another config's grid, threads and scratch
+        located.fail(values["kernel"], "key `kernel` is not `<problem>_<config>` of its entry", "tune again")
     if entry.bucket.kv_max is not None and entry.bucket.kv_max < entry.bucket.kv_min:
         located.fail(values["bucket"], "key `bucket`: kv_max is below kv_min", "swap them")
     if entry.answer == "kernel":

@@ -376,3 +376,12 @@ def test_two_files_of_one_gpu_in_one_folder_keep_their_cubins(tmp_path):
     registry.save_entries(tmp_path / "trial.yaml", "l20", [make_entry(cubin=b"two")], other)
     assert [path.read_bytes() for path in (tmp_path / "l20").glob("*.cubin")] == [b"one"]
     assert [path.read_bytes() for path in (tmp_path / "trial").glob("*.cubin")] == [b"two"]
+
+
+def test_a_kernel_of_another_config_is_refused_with_its_line():
+    text = dump_entries("h200", [make_entry()])
+    edited = text.replace("  config: mma_bq128_bk64_w8", "  config: mma_bq64_bk64_w4", 1)
+    assert edited != text
+    line = next(i for i, row in enumerate(edited.splitlines(), 1) if row.startswith("  kernel:"))
+    with pytest.raises(RegistryError, match=rf":{line}: key `kernel`"):
+        parse_entries(edited, "h200.yaml", "h200")
