@@ -59,6 +59,8 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except SagegenError as error:
             raise MisuseError(error) from error
+        except BrokenPipeError:  # a reader like `head` has enough: click ends quietly
+            raise
         except OSError as error:  # a path that cannot be read or written, a full disk: the machine's, not ours
             raise MisuseError(_describe_os_error(error)) from error
 

@@ -125,6 +125,16 @@ def build_batch(
         ToolchainError: ninja is missing or failed by itself.
     """
     settings = _Settings(arch, store, toolkit, jobs or len(os.sched_getaffinity(0)), timeout_s, stop)
+    try:
+        return _build_all(sources, settings)
+    except OSError as error:  # a full disk, a cache folder that was removed
+        raise StoreError(
+            f"building in {store.root} failed: {error}", "free its disk or set SAGEGEN_CACHE_DIR"
+        ) from error
+
+
+def _build_all(sources: Sequence[Source], settings: _Settings) -> dict[str, Built | BuildFailure]:
+    arch, store, toolkit = settings.arch, settings.store, settings.toolkit
     wanted = {source.name: (_source_key(source, arch, toolkit), source) for source in sources}
     results: dict[str, Built | BuildFailure] = {}
     for name, (key, _) in wanted.items():
@@ -139,7 +149,7 @@ def build_batch(
             if batch:
                 results.update(_compile(batch, settings))
         if not held:  # others are compiling all that is left
-            _raise_if_stopped(stop)
+            _raise_if_stopped(settings.stop)
             time.sleep(_POLL_S)
     return results
 

@@ -184,6 +184,8 @@ def read_cubin(found: Found) -> bytes | None:
         data = file.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise RegistryError(f"{file}: cannot be read: {error}", "check the file and its permissions") from error
     if hashlib.sha256(data).hexdigest() != digest:
         raise RegistryError(
             f"{file}: the file is not the cubin whose digest its registry names",

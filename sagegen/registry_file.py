@@ -167,17 +167,32 @@ def _convert(located: _Located) -> _Document:
     loader = yaml.SafeLoader("")
     try:
         return msgspec.convert(loader.construct_document(located.root), _Document)
-    except yaml.YAMLError as error:
-        located.fail(located.root, f"not plain YAML: {error}", "write plain values")
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
         node = located.find(path)
         unknown = re.search(r"unknown field `(.+)`", message)
         if unknown is None:
             located.fail(node, f"key `{path.strip('`').removeprefix('$.')}`: {message}", "mend that value")
-        key = next(k for k, _ in node.value if k.value == unknown[1])
+        # inside a mapping of input kinds msgspec's path ends early: the keys below are searched
+        key = next((key for key in _keys(node) if key.value == unknown[1]), None)
+        if key is None:
+            located.fail(node, f"key `{unknown[1]}` is not known", "remove it")
         near = difflib.get_close_matches(key.value, _field_names(), n=1)
         located.fail(key, f"key `{key.value}` is not known", f"did you mean `{near[0]}`?" if near else "remove it")
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        # PyYAML's constructors raise plain errors for dates, integers and booleans that are none
+        located.fail(located.root, f"not plain YAML: {error}", "write plain values")
+
+
+def _keys(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    """Every key at or below `node`."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield from _keys(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _keys(value)
 
 
 def _field_names() -> list[str]:

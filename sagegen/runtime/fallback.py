@@ -62,7 +62,7 @@ def attend(
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q_len, kv_len = q.shape[2], k.shape[2]
-    gqa = q.shape[1] != k.shape[1]
+    gqa = bool(q.shape[1] != k.shape[1])  # not a SymBool under dynamic shapes
     if q_len == 1:  # bottom-right: the only query sees every key
         is_causal = False
     masked = attn_mask is not None or window is not None or (is_causal and q_len != kv_len)

@@ -385,3 +385,16 @@ def test_a_kernel_of_another_config_is_refused_with_its_line():
     line = next(i for i, row in enumerate(edited.splitlines(), 1) if row.startswith("  kernel:"))
     with pytest.raises(RegistryError, match=rf":{line}: key `kernel`"):
         parse_entries(edited, "h200.yaml", "h200")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("relative_l1:", "relativ_l1:"), ("date: '2025-11-29'", "date: 2025-13-29"), ("sms: 132", "sms: !!int abc")],
+    ids=["key of an input kind", "no date", "no integer"],
+)
+def test_what_yaml_or_the_schema_cannot_build_is_a_registry_error(old, new):
+    figures = Accuracy(cosine=1.0, relative_l1=0.0, relative_l2=0.0, max_error=0.0, scale_ratio=1.0)
+    text = dump_entries("h200", [make_entry(accuracy={"normal": figures})])
+    assert old in text
+    with pytest.raises(RegistryError, match="h200.yaml:"):
+        parse_entries(text.replace(old, new, 1), "h200.yaml", "h200")
