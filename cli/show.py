@@ -75,7 +75,7 @@ def command(
     for error in errors:
         click.echo(f"Error: {error}", err=True)
     if errors:
-        raise SystemExit(1)
+        raise SystemExit(2)
 
 
 def _read_rows(names: Iterable[str]) -> tuple[list[_Row], list[str]]:

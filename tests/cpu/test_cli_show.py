@@ -102,7 +102,7 @@ def test_a_broken_registry_is_named_and_the_others_are_shown(tuned):
     registry.save_entries(tuned / "l20.yaml", "l20", [make_entry()], {})
     (tuned / "h200.yaml").write_text("schema: 1\ngpu: h200\n")
     result = show()
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "h200.yaml:3: the file is cut short" in result.stderr
     assert "kv1-" in result.stdout
     assert "h200.yaml:3" in json.loads(show("--json").stdout)["errors"][0]
