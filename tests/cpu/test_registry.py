@@ -396,5 +396,5 @@ def test_what_yaml_or_the_schema_cannot_build_is_a_registry_error(old, new):
     figures = Accuracy(cosine=1.0, relative_l1=0.0, relative_l2=0.0, max_error=0.0, scale_ratio=1.0)
     text = dump_entries("h200", [make_entry(accuracy={"normal": figures})])
     assert old in text
-    with pytest.raises(RegistryError, match="h200.yaml:"):
+    with pytest.raises(RegistryError, match=r"h200\.yaml:"):
         parse_entries(text.replace(old, new, 1), "h200.yaml", "h200")
