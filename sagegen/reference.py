@@ -249,7 +249,8 @@ def _quantize(x: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torc
     group_peaks = peaks.new_zeros(*peaks.shape[:2], count)
     group_peaks.scatter_reduce_(2, groups.expand_as(peaks), peaks, "amax")
     scales = torch.where(group_peaks > 0, group_peaks / INT8_MAX, 1)[:, :, groups].unsqueeze(-1)
-    return (x / scales).round().clamp(-INT8_MAX, INT8_MAX), scales
+    # times the reciprocal, as kernels do: a quotient rounds to another integer now and then
+    return (x * (1 / scales)).round().clamp(-INT8_MAX, INT8_MAX), scales
 
 
 def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
@@ -262,7 +263,7 @@ def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torc
         return wide, torch.ones_like(wide[:, :, :1])
     peaks = wide.abs().amax(2, keepdim=True)
     scales = torch.where(peaks > 0, peaks / E4M3_MAX, 1)
-    return round_e4m3(wide / scales), scales
+    return round_e4m3(wide * (1 / scales)), scales
 
 
 def round_e4m3(x: torch.Tensor) -> torch.Tensor:

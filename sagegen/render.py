@@ -6,7 +6,7 @@ import functools
 import hashlib
 import importlib.resources
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sagegen.abi import FIELDS
 from sagegen.layout import K_GROUPS, QUANTIZE_THREADS, REGION_ALIGN, make_layout, round_up
@@ -16,6 +16,12 @@ from sagegen.space import Config
 
 if TYPE_CHECKING:
     import jinja2
+
+#: Whose bodies the device layer has: CUDA's, or plain C++ for the emulator.
+Target = Literal["cuda", "host"]
+
+_LAYER_BEGIN = "// ---- device layer: begin ({}) ----\n"
+_LAYER_END = "// ---- device layer: end ----\n"
 
 _PV_DOC = {
     "e4m3f32": "FP8 (e4m3) with FP32 accumulator, promoted per tile",
@@ -55,13 +61,18 @@ def entry_name(role: Role, name: str) -> str:
     return f"{role}_{name}"
 
 
-def render(problem: Problem, config: Config) -> Source:
+def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
     """Render the quantizers and the attention kernel of `config` for `problem`.
 
     The text does not depend on the GPU: rules decide which GPUs a config may be built for.
+
+    Args:
+        target: `cuda` for nvcc; `host` has the device layer's plain C++ bodies, for the emulator, and is the same text
+            outside the two lines that mark the device layer, line numbers included.
     """
     named = Source(source_name(problem, config), problem, config, text="")
     layout = make_layout(config, problem)
+    includes = _device_layer(problem, config)
     text = (
         _environment()
         .get_template(f"attention_{config.family}.cu.j2")
@@ -72,13 +83,15 @@ def render(problem: Problem, config: Config) -> Source:
             layout=layout,
             quantizes_v=config.quantizes_v,
             pv_doc=_PV_DOC[config.pv],
-            device_layer=_device_layer(problem, config),
+            device_layer=includes,
             fields=FIELDS,
             k_groups=K_GROUPS,
             quantize_threads=QUANTIZE_THREADS,
             v_stage_offset=round_up(layout.k_record_bytes, REGION_ALIGN),
         )
     )
+    if target == "host":
+        text = _swap_device_layer(text, includes, named.name)
     return Source(named.name, problem, config, text)
 
 
@@ -97,12 +110,22 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
     return names
 
 
+def _swap_device_layer(text: str, includes: list[str], name: str) -> str:
+    """`text` with the host bodies of `includes` between its markers; lines after them keep their numbers."""
+    before, rest = text.split(_LAYER_BEGIN.format("cuda"))
+    cuda_layer, after = rest.split(_LAYER_END)
+    end_line = 2 + (before + cuda_layer).count("\n")
+    bodies = "\n".join(_read_include("host", include) for include in ("emulator", *includes))
+    lines = f'#line 1 "device_layer"\n{bodies}\n#line {end_line} "{name}.cu"\n'
+    return f"{before}{_LAYER_BEGIN.format('host')}{lines}{_LAYER_END}{after}"
+
+
 def _read_template(name: str) -> str:
     return importlib.resources.files("sagegen.templates").joinpath(name).read_text(encoding="utf-8")
 
 
-def _read_include(name: str) -> str:
-    return _read_template(f"include/{name}.cuh").rstrip()
+def _read_include(target: Target, name: str) -> str:
+    return _read_template(f"include/{target}/{name}.cuh").rstrip()
 
 
 @functools.cache
@@ -116,5 +139,5 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals["read_include"] = _read_include
+    environment.globals["read_include"] = functools.partial(_read_include, "cuda")
     return environment

@@ -1,0 +1,236 @@
+// The engine: one operating system thread runs one block at a time, its threads as fibers.
+//
+// Every fiber has a vector clock. A barrier joins the clocks of those that it orders; two accesses to the same byte of
+// which one is a write are a race unless the clocks order them. So a race is found in any schedule, not only in one
+// where it does harm.
+#pragma once
+
+#include <csetjmp>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "interface.hpp"
+
+namespace emulator {
+
+constexpr int WARP = 32;
+constexpr int MAX_THREADS = 1024;
+constexpr int GRANULE = 16;            // bytes of shared memory that share a record of accesses
+constexpr uint8_t POISON = 0x7f;       // NaN in e4m3, huge in every other type
+constexpr int STACK_BYTES = 512 << 10;  // of a fiber; touched pages only take memory
+
+using Clock = std::vector<uint32_t>;   // by thread; the last entry is the asynchronous copy engine's
+
+// A place in the kernel: the return address into it, and the rendered text's line when the wrapper knew it.
+struct Site {
+    uintptr_t address;
+    int line;
+};
+
+// One access to a granule that later accesses may conflict with.
+struct Access {
+    uint32_t clock;
+    uint16_t thread;
+    uint16_t mask;      // bytes of the granule
+    Site site;
+    bool is_write;
+    bool is_async;      // made by the asynchronous proxy (bulk copies, wgmma)
+};
+
+// What is known about 16 bytes of shared memory.
+struct Granule {
+    uint32_t generation = 0;  // of the block that wrote this record; an older one means untouched
+    uint16_t written = 0;
+    uint16_t pending = 0;     // destination of an asynchronous copy in flight
+    uint16_t reading = 0;     // source of an asynchronous read in flight
+    Site async_site = {};     // who started that
+    std::vector<Access> accesses;
+};
+
+// A cp.async in flight.
+struct Copy {
+    uint32_t destination;
+    const uint8_t* source;  // null: zeros
+    uint16_t known;         // bytes of the source that somebody has written: padding may be copied, but not used
+    Site site;
+};
+
+enum class State : uint8_t { ready, waiting, done };
+
+struct Fiber {
+    jmp_buf context;
+    uint8_t* stack = nullptr;
+    int thread = 0;
+    State state = State::done;
+    const char* waits_for = "";
+    Site waits_at = {};
+    Clock clock;
+    uint32_t fenced = 0;                      // own clock up to which its writes are visible to the asynchronous proxy
+    uint32_t warp_syncs = 0;
+    std::vector<Copy> open_group;
+    std::vector<std::vector<Copy>> groups;    // committed, oldest first
+    bool saw_dependency = false;              // passed griddepcontrol.wait
+};
+
+// A rendezvous: how many have come, what they brought, and whom to wake.
+struct Warp {
+    int arrived = 0;
+    const char* operation = "";
+    Site site = {};
+    void* arguments[WARP] = {};
+};
+
+struct Barrier {
+    int arrived = 0;
+    int expected = 0;
+    Site site = {};
+    Clock clock;                 // joined clocks of those that came
+    std::vector<int> waiting;
+};
+
+struct Memory;
+struct Session;
+
+// Key of one access site's traffic.
+struct BankSite {
+    Site site;
+    int bytes;
+    bool is_write;
+};
+
+class Engine {
+   public:
+    Engine(Session& session, const Launch& launch);
+    ~Engine();
+    Engine(const Engine&) = delete;
+    Engine& operator=(const Engine&) = delete;
+
+    // Runs one block. False: `report` says what went wrong.
+    bool run_block(int block);
+
+    // ---- what wrappers and hooks call, on a fiber ----
+
+    Fiber& current() { return fibers_[running_]; }
+    int block() const { return block_; }
+    int threads() const { return static_cast<int>(launch_.threads); }
+    const Launch& launch() const { return launch_; }
+    Session& session() { return session_; }
+
+    // Ends the block with a report about `thread`.
+    [[noreturn]] void fail(const char* kind, int thread, Site site, const std::string& message);
+    [[noreturn]] void fail(const char* kind, Site site, const std::string& message);
+
+    // Lets others run until `wake` is called for this fiber.
+    void wait(const char* what, Site site);
+    void wake(int thread);
+
+    // All 32 lanes of a warp meet; the last one performs the operation with all arguments, by lane.
+    void meet(const char* operation, Site site, void* argument, void (*perform)(Engine&, int first_thread, void* const*));
+    void block_barrier(Site site);
+    // Barrier `id` of `count` threads; those that only arrive do not wait.
+    void named_barrier(int id, int count, bool waits, Site site);
+
+    // Order of events: `release` publishes what this fiber did, `acquire` learns what others published.
+    void release(Clock& into);
+    void acquire(const Clock& from);
+
+    // ---- shared memory ----
+
+    bool is_shared(uintptr_t address) const { return address - shared_base_ < shared_bytes_; }
+    uint32_t shared_offset(const void* pointer, Site site);
+    uint8_t* shared_pointer(uint32_t offset) const { return reinterpret_cast<uint8_t*>(shared_base_ + offset); }
+    // Checks and records an access by `thread` to bytes [offset, offset + bytes), before it happens.
+    void access_shared(int thread, uint32_t offset, int bytes, bool is_write, Site site, bool is_async = false);
+    void check_shared_bounds(int thread, uint32_t offset, int bytes, Site site);
+    // Marks bytes as the destination of an asynchronous copy in flight, and poisons them.
+    void begin_async_write(int thread, uint32_t offset, int bytes, Site site, bool is_async);
+    // `known`: the bytes of each granule that hold something.
+    void end_async_write(int thread, uint32_t offset, int bytes, uint16_t known, Site site, bool is_async);
+    void begin_async_read(int thread, uint32_t offset, int bytes, Site site);
+    void end_async_read(int thread, uint32_t offset, int bytes, Site site);
+    Granule& granule(uint32_t index);
+
+    // ---- global memory ----
+
+    void access_global(uintptr_t address, int bytes, bool is_write, Site site);
+    // Checks a source of an asynchronous copy; gives the bytes of it that somebody has written.
+    uint16_t check_copy_source(uintptr_t address, int bytes, Site site);
+    void access(uintptr_t address, int bytes, bool is_write, Site site);
+
+    // ---- bank conflicts ----
+
+    // One lane's access outside a collective; accesses of a warp are put together by how often a lane was there.
+    void count_lane(uint32_t offset, int bytes, bool is_write, Site site);
+    // A collective's access by all lanes.
+    void count_warp(const uint32_t* offsets, int lanes, int bytes, bool is_write, Site site);
+
+    // Progress that only waiting allows: called when no fiber can run. True: somebody was woken.
+    std::vector<bool (*)(Engine&)> late_progress;
+    // State of features that the core does not know (mbarriers, wgmma), by name; emptied with every block.
+    std::map<std::string, void*> extensions;
+    std::vector<void (*)(Engine&)> at_block_end;
+
+    Report report = {};
+    Fiber& fiber(int thread) { return fibers_[thread]; }
+    Warp& warp(int index) { return warps_[index]; }
+
+   private:
+    struct Lanes {
+        Site site;
+        int bytes;
+        bool is_write;
+        std::vector<std::vector<uint32_t>> turns;  // by how often a lane was there: its lanes' offsets
+        std::vector<uint32_t> visits;              // by lane
+    };
+
+    void start_block(int block);
+    void create_fiber(Fiber& fiber);
+    static void fiber_main(unsigned low, unsigned high);
+    void run_fiber();
+    [[noreturn]] void switch_from(Fiber& from);
+    void yield();
+    [[noreturn]] void to_scheduler();
+    void diagnose_deadlock();
+    std::string waiting_places() const;
+    [[noreturn]] void fail_race(int thread, uint32_t offset, bool is_write, Site site, const Access& earlier);
+    void check_conflicts(int thread, Granule& granule, uint32_t offset, uint16_t mask, bool is_write, Site site,
+                         bool is_async);
+    void flush_lanes(int warp);
+    Memory& check_global(uintptr_t address, int bytes, bool is_write, Site site);
+    void check_order(Memory& memory, uint64_t word, uint32_t writer, bool is_write, Site site);
+    uint32_t stamp() const;
+
+    Session& session_;
+    Launch launch_;
+    int block_ = 0;
+    int running_ = 0;
+    int live_ = 0;
+    std::vector<Fiber> fibers_;
+    std::vector<Warp> warps_;
+    Barrier block_barrier_;
+    std::map<int, Barrier> named_;
+    std::vector<int> queue_;   // ring of ready threads
+    size_t head_ = 0, count_ = 0;
+    jmp_buf scheduler_;
+    bool failed_ = false;
+    uintptr_t shared_base_ = 0;
+    size_t shared_bytes_ = 0;
+    uintptr_t dynamic_base_ = 0;
+    uint32_t generation_ = 0;
+    std::vector<Granule> granules_;
+    std::vector<std::map<std::pair<uintptr_t, int>, Lanes>> lanes_;  // by warp
+};
+
+// The engine of the running operating system thread.
+Engine& engine();
+
+// Text of a place for messages.
+std::string place(Site site);
+std::string describe_thread(int thread);
+
+#define EMULATOR_SITE(line) (::emulator::Site{reinterpret_cast<uintptr_t>(__builtin_return_address(0)), (line)})
+
+}  // namespace emulator

@@ -1,0 +1,310 @@
+// Every load and store of the kernel, checked before it happens: the compiler calls the __tsan hooks for each.
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "engine.hpp"
+#include "module.hpp"
+#include "session.hpp"
+
+namespace emulator {
+
+namespace {
+
+uint16_t mask_of(uint32_t first, uint32_t last) {  // bytes [first, last) of a granule
+    return static_cast<uint16_t>((1u << last) - (1u << first));
+}
+
+// Calls `visit(granule index, mask)` for every granule that an access touches.
+template <typename Visit>
+void for_granules(uint32_t offset, int bytes, Visit visit) {
+    const uint32_t end = offset + bytes;
+    for (uint32_t index = offset / GRANULE; index * GRANULE < end; ++index) {
+        const uint32_t first = std::max(offset, index * GRANULE) - index * GRANULE;
+        const uint32_t last = std::min(end, (index + 1) * GRANULE) - index * GRANULE;
+        visit(index, mask_of(first, last));
+    }
+}
+
+std::string bytes_text(int bytes) { return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes"); }
+
+const char* action(bool is_write) { return is_write ? "writes" : "reads"; }
+
+}  // namespace
+
+// ---- shared memory ----
+
+Granule& Engine::granule(uint32_t index) {
+    Granule& granule = granules_[index];
+    if (granule.generation != generation_) {
+        granule.generation = generation_;
+        granule.written = granule.pending = granule.reading = 0;
+        granule.accesses.clear();
+    }
+    return granule;
+}
+
+uint32_t Engine::shared_offset(const void* pointer, Site site) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+    if (!is_shared(address)) fail("out_of_bounds", site, "a shared address was asked for a pointer to other memory");
+    return static_cast<uint32_t>(address - shared_base_);
+}
+
+void Engine::check_shared_bounds(int thread, uint32_t offset, int bytes, Site site) {
+    const uint32_t dynamic = static_cast<uint32_t>(dynamic_base_ - shared_base_);
+    const bool is_dynamic = offset >= dynamic && offset < dynamic + 232448;
+    if (size_t{offset} + bytes > shared_bytes_ || (is_dynamic && offset + bytes > dynamic + launch_.smem_bytes)) {
+        fail("out_of_bounds", thread, site,
+             describe_thread(thread) + " accesses " + bytes_text(bytes) + " of shared memory at dynamic offset " +
+                 std::to_string(static_cast<int64_t>(offset) - dynamic) + ", of which the launch has " +
+                 std::to_string(launch_.smem_bytes) + ", at " + place(site));
+    }
+    if (offset % bytes && bytes <= 16) {
+        fail("misaligned", thread, site,
+             describe_thread(thread) + " accesses " + bytes_text(bytes) + " at shared address " +
+                 std::to_string(offset) + ", no multiple of its size, at " + place(site));
+    }
+}
+
+void Engine::fail_race(int thread, uint32_t offset, bool is_write, Site site, const Access& earlier) {
+    const bool by_copy = earlier.thread == threads();
+    fail("race", thread, site,
+         describe_thread(thread) + " " + action(is_write) + " shared address " + std::to_string(offset) + " at " +
+             place(site) + " and " + (by_copy ? "an asynchronous copy" : describe_thread(earlier.thread)) + " " +
+             action(earlier.is_write) + " it at " + place(earlier.site) + "; no barrier orders the two");
+}
+
+void Engine::check_conflicts(int thread, Granule& granule, uint32_t offset, uint16_t mask, bool is_write, Site site,
+                             bool is_async) {
+    const Clock& clock = fibers_[thread].clock;
+    size_t kept = 0;
+    for (size_t i = 0; i < granule.accesses.size(); ++i) {
+        Access& earlier = granule.accesses[i];
+        const bool overlaps = earlier.mask & mask;
+        const bool is_ordered = earlier.thread == thread || earlier.clock <= clock[earlier.thread];
+        if (overlaps && !is_ordered && (is_write || earlier.is_write)) fail_race(thread, offset, is_write, site, earlier);
+        if (overlaps && is_async && !is_write && earlier.is_write && !earlier.is_async &&
+            earlier.clock > fibers_[earlier.thread].fenced) {
+            fail("proxy", thread, site,
+                 "an asynchronous read of shared address " + std::to_string(offset) + " at " + place(site) +
+                     " follows an ordinary write by " + describe_thread(earlier.thread) + " at " +
+                     place(earlier.site) + " without fence.proxy.async in between");
+        }
+        // What comes later and is ordered after this access is ordered after the earlier one too. The last write stays,
+        // since reads need it; a fence may still be missing for it.
+        const bool superseded = is_ordered && !(earlier.mask & ~mask) && (is_write || !earlier.is_write);
+        if (!superseded) granule.accesses[kept++] = earlier;
+    }
+    granule.accesses.resize(kept);
+}
+
+void Engine::access_shared(int thread, uint32_t offset, int bytes, bool is_write, Site site, bool is_async) {
+    check_shared_bounds(thread, offset, bytes, site);
+    for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
+        Granule& one = granule(index);
+        if (one.pending & mask) {
+            fail("in_flight", thread, site,
+                 describe_thread(thread) + " " + action(is_write) + " shared address " + std::to_string(offset) +
+                     " at " + place(site) + " while the asynchronous copy started at " + place(one.async_site) +
+                     " is on its way there; no wait has covered it");
+        }
+        if (is_write && one.reading & mask) {
+            fail("in_flight", thread, site,
+                 describe_thread(thread) + " overwrites shared address " + std::to_string(offset) + " at " +
+                     place(site) + " while the asynchronous operation started at " + place(one.async_site) +
+                     " still reads it");
+        }
+        if (!is_write && (one.written & mask) != mask) {
+            fail("uninitialized", thread, site,
+                 describe_thread(thread) + " reads shared address " + std::to_string(offset) + " at " + place(site) +
+                     ", which nothing has written");
+        }
+        check_conflicts(thread, one, offset, mask, is_write, site, is_async);
+        if (is_write) one.written |= mask;
+        const uint32_t now = fibers_[thread].clock[thread];
+        one.accesses.push_back({now, static_cast<uint16_t>(thread), mask, site, is_write, is_async});
+    });
+}
+
+void Engine::begin_async_write(int thread, uint32_t offset, int bytes, Site site, bool is_async) {
+    access_shared(thread, offset, bytes, true, site, is_async);
+    for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
+        Granule& one = granule(index);
+        one.pending |= mask;
+        one.async_site = site;
+    });
+    memset(shared_pointer(offset), POISON, bytes);
+}
+
+void Engine::end_async_write(int thread, uint32_t offset, int bytes, uint16_t known, Site site, bool is_async) {
+    for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
+        Granule& one = granule(index);
+        one.pending &= static_cast<uint16_t>(~mask);
+        one.written = static_cast<uint16_t>((one.written & ~mask) | (known & mask));
+        const uint32_t now = fibers_[thread].clock[thread];
+        one.accesses.push_back({now, static_cast<uint16_t>(thread), mask, site, true, is_async});
+    });
+}
+
+void Engine::begin_async_read(int thread, uint32_t offset, int bytes, Site site) {
+    access_shared(thread, offset, bytes, false, site, true);
+    for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
+        granule(index).reading |= mask;
+        granule(index).async_site = site;
+    });
+}
+
+void Engine::end_async_read(int thread, uint32_t offset, int bytes, Site site) {
+    for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
+        granule(index).reading &= static_cast<uint16_t>(~mask);
+    });
+    access_shared(thread, offset, bytes, false, site, true);
+}
+
+// ---- global memory ----
+
+Memory& Engine::check_global(uintptr_t address, int bytes, bool is_write, Site site) {
+    Memory* const memory = session_.find(address);
+    if (!memory || !memory->holds(address, bytes)) {
+        fail("out_of_bounds", site,
+             describe_thread(running_) + " " + action(is_write) + " " + bytes_text(bytes) + " " +
+                 session_.describe(address) + ", at " + place(site));
+    }
+    if (address % bytes) {
+        fail("misaligned", site,
+             describe_thread(running_) + " " + action(is_write) + " " + bytes_text(bytes) + " of " + memory->name +
+                 " at an address that is no multiple of its size, at " + place(site));
+    }
+    if (is_write && !memory->buffer.is_writable) {
+        fail("read_only", site, describe_thread(running_) + " writes to " + memory->name + " at " + place(site));
+    }
+    return *memory;
+}
+
+// Who writes: launch and block.
+uint32_t Engine::stamp() const {
+    return (session_.launches & 0xff) << 24 | ((static_cast<uint32_t>(block_) + 1) & 0xffffff);
+}
+
+// An access to a word that `writer` wrote: other blocks of this launch are not ordered with this one, and earlier
+// launches are only after griddepcontrol.wait.
+void Engine::check_order(Memory& memory, uint64_t word, uint32_t writer, bool is_write, Site site) {
+    if (writer == 0) return;
+    const bool is_same_launch = writer >> 24 == stamp() >> 24;
+    const std::string what = describe_thread(running_) + " " + action(is_write) + " " + memory.name + " at byte " +
+                             std::to_string(word * 4);
+    if (is_same_launch && writer != stamp()) {
+        fail("race", site,
+             what + ", which block " + std::to_string((writer & 0xffffff) - 1) + " of the same launch wrote, at " +
+                 place(site));
+    }
+    if (!is_same_launch && launch_.is_programmatic && !current().saw_dependency) {
+        fail("dependency", site, what + " of an earlier launch before waiting for its end, at " + place(site));
+    }
+}
+
+void Engine::access_global(uintptr_t address, int bytes, bool is_write, Site site) {
+    const Module& module = module_of_kernel();
+    if (!is_write && address >= module.begin && address + bytes <= module.end) return;  // constants
+    Memory& memory = check_global(address, bytes, is_write, site);
+    if (!memory.buffer.is_writable) return;
+    const uint64_t offset = address - memory.buffer.base;
+    for (uint64_t word = offset / 4; word * 4 < offset + bytes; ++word) {
+        const uint32_t writer = is_write ? memory.writers[word].exchange(stamp(), std::memory_order_relaxed)
+                                         : memory.writers[word].load(std::memory_order_relaxed);
+        if (writer == 0 && !is_write) {
+            fail("uninitialized", site,
+                 describe_thread(running_) + " reads " + memory.name + " at byte " + std::to_string(word * 4) +
+                     ", which nothing has written, at " + place(site));
+        }
+        if (writer != stamp()) check_order(memory, word, writer, is_write, site);
+    }
+}
+
+uint16_t Engine::check_copy_source(uintptr_t address, int bytes, Site site) {
+    Memory& memory = check_global(address, bytes, false, site);
+    if (!memory.buffer.is_writable) return 0xffff;
+    uint16_t known = 0;
+    const uint64_t offset = address - memory.buffer.base;
+    for (int byte = 0; byte < bytes; byte += 4) {
+        const uint64_t word = (offset + byte) / 4;
+        const uint32_t writer = memory.writers[word].load(std::memory_order_relaxed);
+        if (writer) known |= static_cast<uint16_t>(15u << byte);
+        if (writer != stamp()) check_order(memory, word, writer, false, site);
+    }
+    return known;
+}
+
+void Engine::access(uintptr_t address, int bytes, bool is_write, Site site) {
+    if (address - reinterpret_cast<uintptr_t>(current().stack) < STACK_BYTES) return;  // the thread's own variables
+    if (!is_shared(address)) {
+        access_global(address, bytes, is_write, site);
+        return;
+    }
+    const uint32_t offset = static_cast<uint32_t>(address - shared_base_);
+    access_shared(running_, offset, bytes, is_write, site);
+    if (launch_.count_banks) count_lane(offset, bytes, is_write, site);
+}
+
+void vector_load(const void* pointer, int bytes) {
+    engine().access(reinterpret_cast<uintptr_t>(pointer), bytes, false, EMULATOR_SITE(0));
+}
+void vector_store(void* pointer, int bytes) {
+    engine().access(reinterpret_cast<uintptr_t>(pointer), bytes, true, EMULATOR_SITE(0));
+}
+
+}  // namespace emulator
+
+// ---- hooks of the compiler's instrumentation ----
+
+#define HOOK(name, bytes, is_write)                                                                               \
+    void name(void* address) {                                                                                    \
+        emulator::engine().access(reinterpret_cast<uintptr_t>(address), bytes, is_write, EMULATOR_SITE(0));        \
+    }
+#define HOOKS(bytes)                              \
+    HOOK(__tsan_read##bytes, bytes, false)        \
+    HOOK(__tsan_write##bytes, bytes, true)        \
+    HOOK(__tsan_unaligned_read##bytes, bytes, false) \
+    HOOK(__tsan_unaligned_write##bytes, bytes, true)
+
+extern "C" {
+
+HOOKS(1)
+HOOKS(2)
+HOOKS(4)
+HOOKS(8)
+HOOKS(16)
+
+// Copies of whole structs, byte by byte: no vector type is moved that way.
+void __tsan_read_range(void* address, unsigned long bytes) {
+    for (unsigned long i = 0; i < bytes; ++i) {
+        emulator::engine().access(reinterpret_cast<uintptr_t>(address) + i, 1, false, EMULATOR_SITE(0));
+    }
+}
+void __tsan_write_range(void* address, unsigned long bytes) {
+    for (unsigned long i = 0; i < bytes; ++i) {
+        emulator::engine().access(reinterpret_cast<uintptr_t>(address) + i, 1, true, EMULATOR_SITE(0));
+    }
+}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_init() {}
+
+// -fsanitize=bounds: an index outside an array whose size the compiler knows.
+void __ubsan_handle_out_of_bounds(const void* data, unsigned long index) {
+    struct Place {
+        const char* file;
+        uint32_t line;
+        uint32_t column;
+    };
+    const Place& where = *static_cast<const Place*>(data);
+    const emulator::Site site = EMULATOR_SITE(static_cast<int>(where.line));
+    emulator::Engine& engine = emulator::engine();
+    engine.fail("out_of_bounds", site,
+                emulator::describe_thread(engine.current().thread) + " uses index " +
+                    std::to_string(static_cast<long>(index)) + " of a smaller array at " + emulator::place(site));
+}
+void __ubsan_handle_out_of_bounds_abort(const void* data, unsigned long index) {
+    __ubsan_handle_out_of_bounds(data, index);
+}
+}

@@ -1,0 +1,1 @@
+"""Device layer (data): the wrappers of hardware instructions that sources inline."""
