@@ -168,7 +168,7 @@ Memory& Engine::check_global(uintptr_t address, int bytes, bool is_write, Site s
     if (!memory || !memory->holds(address, bytes)) {
         fail("out_of_bounds", site,
              describe_thread(running_) + " " + action(is_write) + " " + bytes_text(bytes) + " " +
-                 session_.describe(address) + ", at " + place(site));
+                 session_.describe(address) + " at " + place(site));
     }
     if (address % bytes) {
         fail("misaligned", site,
@@ -210,8 +210,12 @@ void Engine::access_global(uintptr_t address, int bytes, bool is_write, Site sit
     if (!memory.buffer.is_writable) return;
     const uint64_t offset = address - memory.buffer.base;
     for (uint64_t word = offset / 4; word * 4 < offset + bytes; ++word) {
-        const uint32_t writer = is_write ? memory.writers[word].exchange(stamp(), std::memory_order_relaxed)
-                                         : memory.writers[word].load(std::memory_order_relaxed);
+        const uint32_t writer = is_write ? memory.words[word].writer.exchange(stamp(), std::memory_order_relaxed)
+                                         : memory.words[word].writer.load(std::memory_order_relaxed);
+        if (is_write) {
+            memory.words[word].thread = static_cast<uint16_t>(running_);
+            memory.words[word].address = site.address;
+        }
         if (writer == 0 && !is_write) {
             fail("uninitialized", site,
                  describe_thread(running_) + " reads " + memory.name + " at byte " + std::to_string(word * 4) +
@@ -228,7 +232,7 @@ uint16_t Engine::check_copy_source(uintptr_t address, int bytes, Site site) {
     const uint64_t offset = address - memory.buffer.base;
     for (int byte = 0; byte < bytes; byte += 4) {
         const uint64_t word = (offset + byte) / 4;
-        const uint32_t writer = memory.writers[word].load(std::memory_order_relaxed);
+        const uint32_t writer = memory.words[word].writer.load(std::memory_order_relaxed);
         if (writer) known |= static_cast<uint16_t>(15u << byte);
         if (writer != stamp()) check_order(memory, word, writer, false, site);
     }
@@ -246,11 +250,11 @@ void Engine::access(uintptr_t address, int bytes, bool is_write, Site site) {
     if (launch_.count_banks) count_lane(offset, bytes, is_write, site);
 }
 
-void vector_load(const void* pointer, int bytes) {
-    engine().access(reinterpret_cast<uintptr_t>(pointer), bytes, false, EMULATOR_SITE(0));
+void vector_load(const void* pointer, int bytes, void* caller) {
+    engine().access(reinterpret_cast<uintptr_t>(pointer), bytes, false, {reinterpret_cast<uintptr_t>(caller), 0});
 }
-void vector_store(void* pointer, int bytes) {
-    engine().access(reinterpret_cast<uintptr_t>(pointer), bytes, true, EMULATOR_SITE(0));
+void vector_store(void* pointer, int bytes, void* caller) {
+    engine().access(reinterpret_cast<uintptr_t>(pointer), bytes, true, {reinterpret_cast<uintptr_t>(caller), 0});
 }
 
 }  // namespace emulator

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "engine.hpp"
+#include "module.hpp"
 
 namespace emulator {
 
@@ -69,17 +70,16 @@ std::string Session::describe(uintptr_t address) const {
     const Memory* nearest = nullptr;
     uint64_t distance = UINT64_MAX;
     for (const auto& memory : memories) {
-        const uint64_t before = memory->buffer.base - address;
-        const uint64_t after = address - (memory->buffer.base + memory->bytes - 1);
-        const uint64_t away = address < memory->buffer.base ? before : after;
-        if (address - memory->buffer.base < memory->bytes) return "between the rows of " + memory->name;
+        const uint64_t begin = memory->buffer.base;
+        const uint64_t end = begin + memory->bytes;
+        if (address - begin < memory->bytes) return "between the rows of " + memory->name;
+        const uint64_t away = address < begin ? begin - address : address - end;
         if (away < distance) nearest = memory.get(), distance = away;
     }
-    if (address < 4096 || !nearest) return "a null pointer";
-    if (distance > uint64_t{1} << 32) return "no tensor of the call";
-    const bool is_before = address < nearest->buffer.base;
-    return std::to_string(distance) + (is_before ? " bytes before the start of " : " bytes past the end of ") +
-           nearest->name;
+    if (address < 4096) return "by a null pointer";
+    if (!nearest || distance > uint64_t{1} << 32) return "of no tensor of the call";
+    const std::string side = address < nearest->buffer.base ? " before the start of " : " past the end of ";
+    return (distance ? std::to_string(distance) + " bytes" : std::string("right")) + side + nearest->name;
 }
 
 namespace {
@@ -121,7 +121,7 @@ void* emulator_open(const emulator::Buffer* buffers, int32_t count) {
         for (int d = 0; d < buffers[i].dims; ++d) last += (buffers[i].sizes[d] - 1) * buffers[i].strides[d];
         memory->bytes = (last + 1) * static_cast<uint64_t>(buffers[i].item_bytes);
         memory->buffer = emulator::sorted(buffers[i]);
-        if (buffers[i].is_writable) memory->writers = std::vector<std::atomic<uint32_t>>(memory->bytes / 4 + 2);
+        if (buffers[i].is_writable) memory->words = std::vector<emulator::Word>(memory->bytes / 4 + 2);
         session->memories.push_back(std::move(memory));
     }
     return session;
@@ -142,6 +142,18 @@ int32_t emulator_run(void* handle, const emulator::Launch* launch, emulator::Rep
     for (std::thread& other : others) other.join();
     *report = outcome.report;
     return outcome.report.kind[0] != 0;
+}
+
+int32_t emulator_writer_of(void* handle, uint64_t address, emulator::Report* report) {
+    const emulator::Memory* const memory = static_cast<emulator::Session*>(handle)->find(address);
+    if (!memory || !memory->buffer.is_writable) return 0;
+    const emulator::Word& word = memory->words[(address - memory->buffer.base) / 4];
+    const uint32_t writer = word.writer;
+    if (!writer) return 0;
+    report->block = static_cast<int32_t>((writer & 0xffffff) - 1);
+    report->thread = word.thread;
+    report->site = word.address - emulator::module_of_kernel().base;
+    return 1;
 }
 
 int32_t emulator_bank_counts(void* handle, emulator::BankCount* counts, int32_t capacity) {

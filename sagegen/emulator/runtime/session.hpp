@@ -14,12 +14,19 @@
 
 namespace emulator {
 
-// A buffer with the record of who wrote each of its 4-byte words: 0 nobody, else launch number and block.
+// Who wrote a 4-byte word last.
+struct Word {
+    std::atomic<uint32_t> writer{0};  // 0: nobody; else launch number and block
+    uint16_t thread = 0;
+    uintptr_t address = 0;            // of the store in the kernel
+};
+
+// A buffer, and for outputs and scratch the record of its writers.
 struct Memory {
     Buffer buffer;
     std::string name;
     uint64_t bytes = 0;  // from the first to past the last element
-    std::vector<std::atomic<uint32_t>> writers;
+    std::vector<Word> words;
 
     // Whether all bytes of an access belong to elements.
     bool holds(uintptr_t address, int size) const;

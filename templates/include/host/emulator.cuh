@@ -21,9 +21,9 @@ void async_copy(void* shared, const void* global, bool valid, int line);
 void async_commit();
 void async_wait(int pending, int line);
 
-// A load or store of a vector type, before it happens.
-void vector_load(const void* pointer, int bytes);
-void vector_store(void* pointer, int bytes);
+// A load or store of a vector type, before it happens; `caller` is where in the kernel.
+void vector_load(const void* pointer, int bytes, void* caller);
+void vector_store(void* pointer, int bytes, void* caller);
 
 // Arithmetic as the hardware does it.
 float exp2_approx(float x);

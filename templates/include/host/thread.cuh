@@ -9,17 +9,20 @@
 #define __shared__ thread_local
 alignas(1024) thread_local uint8_t shared_memory[232448];
 
-// Vectors move as one access of their size, which must be aligned to it.
+// Vectors move as one access of their size, which must be aligned to it. Not inlined, so that the return address is the
+// kernel's own place.
+#define EMULATED_MOVE __attribute__((no_sanitize("thread"), noinline))
+
 struct alignas(8) uint2 {
     uint32_t x, y;
     uint2() : x(0), y(0) {}
-    __attribute__((no_sanitize("thread"))) uint2(const uint2& from) {
-        emulator::vector_load(&from, 8);
+    EMULATED_MOVE uint2(const uint2& from) {
+        emulator::vector_load(&from, 8, __builtin_return_address(0));
         x = from.x, y = from.y;
     }
-    __attribute__((no_sanitize("thread"))) uint2& operator=(const uint2& from) {
-        emulator::vector_load(&from, 8);
-        emulator::vector_store(this, 8);
+    EMULATED_MOVE uint2& operator=(const uint2& from) {
+        emulator::vector_load(&from, 8, __builtin_return_address(0));
+        emulator::vector_store(this, 8, __builtin_return_address(0));
         x = from.x, y = from.y;
         return *this;
     }
@@ -27,13 +30,13 @@ struct alignas(8) uint2 {
 struct alignas(16) uint4 {
     uint32_t x, y, z, w;
     uint4() : x(0), y(0), z(0), w(0) {}
-    __attribute__((no_sanitize("thread"))) uint4(const uint4& from) {
-        emulator::vector_load(&from, 16);
+    EMULATED_MOVE uint4(const uint4& from) {
+        emulator::vector_load(&from, 16, __builtin_return_address(0));
         x = from.x, y = from.y, z = from.z, w = from.w;
     }
-    __attribute__((no_sanitize("thread"))) uint4& operator=(const uint4& from) {
-        emulator::vector_load(&from, 16);
-        emulator::vector_store(this, 16);
+    EMULATED_MOVE uint4& operator=(const uint4& from) {
+        emulator::vector_load(&from, 16, __builtin_return_address(0));
+        emulator::vector_store(this, 16, __builtin_return_address(0));
         x = from.x, y = from.y, z = from.z, w = from.w;
         return *this;
     }
