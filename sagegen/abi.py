@@ -70,10 +70,17 @@ CONSTANT_STRUCT = struct.Struct("<" + "".join(_CODES[f.c_type] for f in FIELDS[l
 PARAMS_BYTES = POINTER_STRUCT.size + CONSTANT_STRUCT.size
 
 
+_CONSTANT_NAMES = tuple(f.name for f in FIELDS[len(POINTERS) :])
+
+
 def pack_constants(values: dict[str, int | float]) -> bytes:
     """The part of the struct after the pointers. `values` names every field of it but the padding."""
-    names = [f.name for f in FIELDS[len(POINTERS) :]]
     complete = {"padding": 0, **values}
-    if set(complete) != set(names):
-        raise KeyError(f"launch parameters missing or unknown: {sorted(set(complete) ^ set(names))}")
-    return CONSTANT_STRUCT.pack(*(complete[name] for name in names))
+    if set(complete) != set(_CONSTANT_NAMES):
+        raise KeyError(f"launch parameters missing or unknown: {sorted(set(complete) ^ set(_CONSTANT_NAMES))}")
+    return CONSTANT_STRUCT.pack(*(complete[name] for name in _CONSTANT_NAMES))
+
+
+def unpack_constants(constants: bytes) -> dict[str, int | float]:
+    """What `pack_constants` was given, and the padding; floats come back rounded to FP32."""
+    return dict(zip(_CONSTANT_NAMES, CONSTANT_STRUCT.unpack(constants), strict=True))

@@ -37,7 +37,7 @@ class GpuMismatchError(SagegenError, RuntimeError):
 
 
 class ToolchainError(SagegenError, RuntimeError):
-    """nvcc, its host compiler or ninja is missing or too old."""
+    """nvcc, the host C++ compiler or ninja is missing or too old."""
 
 
 class BuildError(SagegenError, RuntimeError):
@@ -58,6 +58,35 @@ class StoreError(SagegenError, RuntimeError):
 
 class WorkerError(SagegenError, RuntimeError):
     """The measuring worker could not be started or spoke out of turn."""
+
+
+class EmulatorError(SagegenError, RuntimeError):
+    """A kernel in the emulator did what no kernel may do; the message quotes the source line.
+
+    Attributes:
+        kind: `race`, `deadlock`, `out_of_bounds`, `misaligned`, ...: the runtime's word for it.
+        kernel: role of the kernel: `stats`, `quantize` or `attention`.
+        block, thread: who did it first; -1 when no single one did.
+        line: of the kernel's CUDA text; 0 when it is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "",
+        *,
+        kind: str = "",
+        kernel: str = "",
+        block: int = -1,
+        thread: int = -1,
+        line: int = 0,
+    ) -> None:
+        super().__init__(message, remedy)
+        self.kind = kind
+        self.kernel = kernel
+        self.block = block
+        self.thread = thread
+        self.line = line
 
 
 class UnsupportedError(SagegenError, NotImplementedError):

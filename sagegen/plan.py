@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from sagegen.abi import pack_constants
 from sagegen.errors import ArgumentError
@@ -63,6 +63,28 @@ class Plan:
     launches: tuple[Launch, ...]
     workspace_bytes: int
     constants: bytes
+
+
+class Launcher(Protocol):
+    """A plan on a loaded program: `launch.PreparedCall` on a GPU, `emulator.program.EmulatedCall` on the CPU."""
+
+    def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
+        """Launch all kernels in order; arguments are addresses, `lse` 0 when it is not wanted, and a stream."""
+
+    def launch_role(self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
+        """Launch one kernel, on a workspace that those before it have filled."""
+
+
+class Loaded(Protocol):
+    """A source's kernels, loaded where they can run."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def device(self) -> int: ...
+
+    def prepare(self, plan: Plan) -> Launcher: ...
 
 
 def make_plan(

@@ -2,7 +2,7 @@
 
     <root>/<name>.<hash12>/{kernel.cu, kernel.cubin, build.json}
 
-The hash is of everything that decides the binary, so an entry is never out of date and needs no time stamps. Entries
+The emulator keeps its shared libraries in one too. The hash is of everything that decides the binary, so an entry is never out of date and needs no time stamps. Entries
 appear by one rename; readers take no lock.
 """
 
@@ -29,6 +29,23 @@ if TYPE_CHECKING:
 SOURCE_FILE = "kernel.cu"
 CUBIN_FILE = "kernel.cubin"
 RECORD_FILE = "build.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What a store's entries hold beside build.json.
+
+    Attributes:
+        source, binary: names of the files.
+        digest: what build.json calls the binary's SHA-256.
+    """
+
+    source: str
+    binary: str
+    digest: str
+
+
+CUBINS = Files(SOURCE_FILE, CUBIN_FILE, "cubin_sha256")
 
 _STAGING = ".staging"
 _LOCKS = ".locks"
@@ -64,17 +81,21 @@ class Store:
     """The kernel store below `root`, which is made when something is written.
 
     Safe to use from many processes and threads at once.
+
+    Args:
+        files: what its entries hold.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, files: Files = CUBINS) -> None:
         self.root = root
+        self.files = files
 
     def find(self, key: Key) -> Path | None:
         """The folder of `key`'s entry; None when there is none or it is damaged (building again heals it)."""
         folder = self.root / key.folder
         try:
             record = read_record(folder)
-            read_cubin(folder)
+            _read_binary(folder, self.files)
         except StoreError:
             return None
         return folder if record.get("key") == key.digest else None
@@ -97,31 +118,31 @@ class Store:
         """The first undamaged entry of `name` whose record holds `facts`."""
         for folder in sorted(self.root.glob(f"{name}.*")):
             try:
-                if facts.items() <= read_record(folder).items() and read_cubin(folder):
+                if facts.items() <= read_record(folder).items() and _read_binary(folder, self.files):
                     return folder
             except StoreError:
                 continue
         return None
 
-    def publish(self, key: Key, text: str, cubin: bytes, record: Mapping[str, Any]) -> Path:
+    def publish(self, key: Key, text: str, binary: bytes, record: Mapping[str, Any]) -> Path:
         """Put an entry in place and return its folder.
 
         When another process published the same key first, its entry stays and is returned.
 
         Args:
-            record: facts of the build; `key` and `cubin_sha256` are added.
+            record: facts of the build; `key` and the binary's digest are added.
 
         Raises:
             StoreError: the store cannot be written.
         """
-        complete = {**record, "key": key.digest, "cubin_sha256": hashlib.sha256(cubin).hexdigest()}
+        complete = {**record, "key": key.digest, self.files.digest: hashlib.sha256(binary).hexdigest()}
         target = self.root / key.folder
         with self.staging() as folder:
             entry = folder / "entry"
             try:
                 entry.mkdir()
-                (entry / SOURCE_FILE).write_text(text)
-                (entry / CUBIN_FILE).write_bytes(cubin)
+                (entry / self.files.source).write_text(text)
+                (entry / self.files.binary).write_bytes(binary)
                 (entry / RECORD_FILE).write_text(json.dumps(complete, indent=1) + "\n")
                 if self.find(key) is None and os.path.lexists(target):
                     target.rename(folder / "damaged")
@@ -192,15 +213,19 @@ def read_cubin(folder: Path) -> bytes:
     Raises:
         StoreError: the entry is missing or damaged.
     """
-    wanted = read_record(folder).get("cubin_sha256")
-    path = folder / CUBIN_FILE
+    return _read_binary(folder, CUBINS)
+
+
+def _read_binary(folder: Path, files: Files) -> bytes:
+    wanted = read_record(folder).get(files.digest)
+    path = folder / files.binary
     try:
-        cubin = path.read_bytes()
+        binary = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error}", "build the kernel again") from error
-    if hashlib.sha256(cubin).hexdigest() != wanted:
+    if hashlib.sha256(binary).hexdigest() != wanted:
         raise StoreError(f"{path} does not match the digest in its {RECORD_FILE}", "build the kernel again")
-    return cubin
+    return binary
 
 
 def _remove_abandoned(parent: Path) -> None:

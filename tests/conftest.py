@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from sagegen.emulator.compiler import find_compiler
 from sagegen.env import VARIABLES, read_env
 from sagegen.errors import ToolchainError
 from sagegen.gpu import detect_gpus
@@ -33,7 +34,7 @@ def private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reasons = {"gpu": _why_no_gpu(), "compile": _why_no_compiler()}
+    reasons = {"gpu": _why_no_gpu(), "compile": _why_no_compiler(), "emulator": _why_no_host_compiler()}
     for item in items:
         for marker, reason in reasons.items():
             if reason and item.get_closest_marker(marker):
@@ -51,4 +52,14 @@ def _why_no_compiler() -> str | None:
         find_toolkit(read_env())
     except ToolchainError as error:
         return f"needs nvcc: {error}"
+    return None
+
+
+def _why_no_host_compiler() -> str | None:
+    if os.environ.get("CI"):
+        return None
+    try:
+        find_compiler()
+    except ToolchainError as error:
+        return f"needs a host C++ compiler: {error}"
     return None

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from sagegen.plan import Role, Strides, TensorStrides, make_plan
+from sagegen.plan import Launcher, Loaded, Role, Strides, TensorStrides, make_plan
 from sagegen.problem import Problem, Shape
 from sagegen.space import Config
-
-if TYPE_CHECKING:
-    from sagegen.launch import PreparedCall, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +22,7 @@ class BoundCall:
         inputs: q, k, v, kept alive.
     """
 
-    prepared: PreparedCall
+    prepared: Launcher
     inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     out: torch.Tensor
     lse: torch.Tensor | None
@@ -54,7 +50,7 @@ class Allocator:
 
 
 def bind_call(
-    program: Program,
+    program: Loaded,
     problem: Problem,
     config: Config,
     q: torch.Tensor,
@@ -91,7 +87,7 @@ def bind_call(
 
 
 def call_program(
-    program: Program,
+    program: Loaded,
     problem: Problem,
     config: Config,
     q: torch.Tensor,

@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from sagegen import reference
 from sagegen.measuring.call import Allocator, bind_call
 from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, Inputs, make_inputs
+from sagegen.plan import Loaded
 from sagegen.problem import Problem
 from sagegen.space import Config
-
-if TYPE_CHECKING:
-    from sagegen.launch import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +158,7 @@ def figures(out: torch.Tensor, ref: torch.Tensor) -> Figures:
 
 
 def run_gate(
-    program: Program,
+    program: Loaded,
     problem: Problem,
     config: Config,
     cases: Cases,
@@ -195,7 +192,7 @@ def run_gate(
     return GateResult(True, "", found)
 
 
-def _run_case(program: Program, problem: Problem, config: Config, case: Case, kind: str) -> tuple[Figures | None, str]:
+def _run_case(program: Loaded, problem: Problem, config: Config, case: Case, kind: str) -> tuple[Figures | None, str]:
     """Figures of one case, None when they say nothing, and what is wrong, or an empty string."""
     guards = GuardedAllocator()
     call = bind_call(program, problem, config, *_tensors(case.inputs), want_lse=True, allocator=guards)

@@ -35,6 +35,12 @@ ORDER = (
     # running it, and the truth it is held to
     "launch",
     "reference",
+    # running it on the CPU
+    "emulator.compiler",
+    "emulator.library",
+    "emulator.places",
+    "emulator.report",
+    "emulator.program",
     # what is kept
     "entry",
     "registry_file",
@@ -97,7 +103,7 @@ SHARED_COMMAND_MODULES = {"sagegen.cli.options", "sagegen.cli.values", "sagegen.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("measuring", "runtime", "tuning")
+PACKAGES = ("emulator", "measuring", "runtime", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 
