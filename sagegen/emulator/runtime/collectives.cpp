@@ -118,7 +118,7 @@ void finish(Engine& engine, const Copy& copy) {
     } else {
         memset(target, 0, COPY_BYTES);
     }
-    engine.end_async_write(engine.current().thread, copy.destination, COPY_BYTES, copy.known, copy.site, false);
+    engine.end_async_write(engine.current().thread, copy.destination, COPY_BYTES, copy.known, copy.site);
 }
 
 }  // namespace
@@ -129,7 +129,7 @@ void async_copy(void* shared, const void* global, bool valid, int line) {
     const uint16_t known =
         valid ? own.check_copy_source(reinterpret_cast<uintptr_t>(global), COPY_BYTES, site) : uint16_t{0xffff};
     const uint32_t destination = own.shared_offset(shared, site);
-    own.begin_async_write(own.current().thread, destination, COPY_BYTES, site, false);
+    own.begin_async_write(own.current().thread, destination, COPY_BYTES, site);
     if (own.launch().count_banks) own.count_lane(destination, COPY_BYTES, true, site);
     own.current().open_group.push_back({destination, valid ? static_cast<const uint8_t*>(global) : nullptr, known, site});
 }

@@ -128,8 +128,17 @@ void Engine::wake(int thread) {
     ++count_;
 }
 
+void Engine::pass() {
+    wake(running_);
+    yield();
+}
+
 void Engine::start_block(int block) {
     block_ = block;
+    late_progress.clear();
+    at_block_end.clear();
+    states_.clear();
+    agents_.clear();
     ++generation_;
     head_ = count_ = 0;
     live_ = threads();
@@ -139,11 +148,10 @@ void Engine::start_block(int block) {
     for (Fiber& fiber : fibers_) {
         fiber.clock.assign(fibers_.size() + 1, 0);
         fiber.clock[fiber.thread] = 1;
-        fiber.fenced = 0;
-        fiber.warp_syncs = 0;
+        fiber.proxy_fences.clear();
+        fiber.busy.clear();
         fiber.open_group.clear();
         fiber.groups.clear();
-        fiber.saw_dependency = false;
         wake(fiber.thread);
     }
 }
@@ -165,7 +173,9 @@ bool Engine::run_block(int block) {
     if (!failed_ && launch_.count_banks) {
         for (size_t warp = 0; warp < warps_.size(); ++warp) flush_lanes(static_cast<int>(warp));
     }
-    for (auto* end : at_block_end) end(*this);
+    if (!failed_) {
+        for (auto* end : at_block_end) end(*this);  // one that fails comes back above, too
+    }
     return !failed_;
 }
 
@@ -230,7 +240,7 @@ void Engine::diagnose_deadlock() {
 
 void Engine::release(Clock& into) {
     Fiber& own = current();
-    if (into.empty()) into.assign(own.clock.size(), 0);
+    if (into.size() < own.clock.size()) into.resize(own.clock.size());
     for (size_t i = 0; i < into.size(); ++i) into[i] = std::max(into[i], own.clock[i]);
     ++own.clock[own.thread];
 }
@@ -238,6 +248,17 @@ void Engine::release(Clock& into) {
 void Engine::acquire(const Clock& from) {
     Fiber& own = current();
     for (size_t i = 0; i < from.size(); ++i) own.clock[i] = std::max(own.clock[i], from[i]);
+}
+
+int Engine::add_agent(const char* name) {
+    agents_.push_back({name});
+    for (Fiber& fiber : fibers_) fiber.clock.push_back(0);
+    return threads() + static_cast<int>(agents_.size());
+}
+
+void Engine::fence_proxy() {
+    Fiber& own = current();
+    own.proxy_fences.push_back(own.clock[own.thread]++);
 }
 
 // ---- rendezvous ----

@@ -8,6 +8,7 @@
 #include <csetjmp>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +23,8 @@ constexpr int GRANULE = 16;            // bytes of shared memory that share a re
 constexpr uint8_t POISON = 0x7f;       // NaN in e4m3, huge in every other type
 constexpr int STACK_BYTES = 512 << 10;  // of a fiber; touched pages only take memory
 
-using Clock = std::vector<uint32_t>;   // by thread; the last entry is the asynchronous copy engine's
+// By thread; then whether the preceding launch has ended; then one entry for each asynchronous agent.
+using Clock = std::vector<uint32_t>;
 
 // A place in the kernel: the return address into it, and the rendered text's line when the wrapper knew it.
 struct Site {
@@ -33,19 +35,34 @@ struct Site {
 // One access to a granule that later accesses may conflict with.
 struct Access {
     uint32_t clock;
-    uint16_t thread;
+    uint16_t thread;    // or agent
     uint16_t mask;      // bytes of the granule
     Site site;
     bool is_write;
     bool is_async;      // made by the asynchronous proxy (bulk copies, wgmma)
+    bool is_atomic;
+};
+
+// What accesses shared memory beside the threads and in its own time: an mbarrier's bulk copies, a warpgroup's wgmma.
+// Its entry in a clock counts its operations; threads learn of their end where they wait for it.
+struct Agent {
+    const char* name;        // for messages
+    uint32_t started = 0;
+    uint32_t finished = 0;
+};
+
+// Registers that an asynchronous operation will write.
+struct BusyRegisters {
+    uintptr_t begin;
+    uintptr_t end;
+    Site site;
 };
 
 // What is known about 16 bytes of shared memory.
 struct Granule {
     uint32_t generation = 0;  // of the block that wrote this record; an older one means untouched
     uint16_t written = 0;
-    uint16_t pending = 0;     // destination of an asynchronous copy in flight
-    uint16_t reading = 0;     // source of an asynchronous read in flight
+    uint16_t pending = 0;     // destination of a cp.async in flight
     Site async_site = {};     // who started that
     std::vector<Access> accesses;
 };
@@ -68,11 +85,10 @@ struct Fiber {
     const char* waits_for = "";
     Site waits_at = {};
     Clock clock;
-    uint32_t fenced = 0;                      // own clock up to which its writes are visible to the asynchronous proxy
-    uint32_t warp_syncs = 0;
+    std::vector<uint32_t> proxy_fences;       // own clock at each fence.proxy.async
+    std::vector<BusyRegisters> busy;
     std::vector<Copy> open_group;
     std::vector<std::vector<Copy>> groups;    // committed, oldest first
-    bool saw_dependency = false;              // passed griddepcontrol.wait
 };
 
 // A rendezvous: how many have come, what they brought, and whom to wake.
@@ -126,6 +142,8 @@ class Engine {
     // Lets others run until `wake` is called for this fiber.
     void wait(const char* what, Site site);
     void wake(int thread);
+    // Lets the others that can run go first.
+    void pass();
 
     // All 32 lanes of a warp meet; the last one performs the operation with all arguments, by lane.
     void meet(const char* operation, Site site, void* argument, void (*perform)(Engine&, int first_thread, void* const*));
@@ -136,6 +154,11 @@ class Engine {
     // Order of events: `release` publishes what this fiber did, `acquire` learns what others published.
     void release(Clock& into);
     void acquire(const Clock& from);
+    int predecessor() const { return threads(); }  // its entry in a clock
+    // A new agent's entry in clocks.
+    int add_agent(const char* name);
+    Agent& agent(int index) { return agents_[static_cast<size_t>(index - threads() - 1)]; }
+    void fence_proxy();
 
     // ---- shared memory ----
 
@@ -143,14 +166,16 @@ class Engine {
     uint32_t shared_offset(const void* pointer, Site site);
     uint8_t* shared_pointer(uint32_t offset) const { return reinterpret_cast<uint8_t*>(shared_base_ + offset); }
     // Checks and records an access by `thread` to bytes [offset, offset + bytes), before it happens.
-    void access_shared(int thread, uint32_t offset, int bytes, bool is_write, Site site, bool is_async = false);
+    void access_shared(int thread, uint32_t offset, int bytes, bool is_write, Site site, bool is_atomic = false);
+    // The same for operation `ticket` of an agent, which may do it from now on until threads learn of the operation's
+    // end. `since`: what is ordered before it. `known`: bytes of each granule that a write gives something.
+    void access_async(int agent, uint32_t ticket, const Clock& since, uint32_t offset, int bytes, bool is_write,
+                      Site site, uint16_t known = 0xffff);
     void check_shared_bounds(int thread, uint32_t offset, int bytes, Site site);
-    // Marks bytes as the destination of an asynchronous copy in flight, and poisons them.
-    void begin_async_write(int thread, uint32_t offset, int bytes, Site site, bool is_async);
+    // cp.async: marks bytes as the destination of one in flight, and poisons them.
+    void begin_async_write(int thread, uint32_t offset, int bytes, Site site);
     // `known`: the bytes of each granule that hold something.
-    void end_async_write(int thread, uint32_t offset, int bytes, uint16_t known, Site site, bool is_async);
-    void begin_async_read(int thread, uint32_t offset, int bytes, Site site);
-    void end_async_read(int thread, uint32_t offset, int bytes, Site site);
+    void end_async_write(int thread, uint32_t offset, int bytes, uint16_t known, Site site);
     Granule& granule(uint32_t index);
 
     // ---- global memory ----
@@ -169,9 +194,12 @@ class Engine {
 
     // Progress that only waiting allows: called when no fiber can run. True: somebody was woken.
     std::vector<bool (*)(Engine&)> late_progress;
-    // State of features that the core does not know (mbarriers, wgmma), by name; emptied with every block.
-    std::map<std::string, void*> extensions;
+    // Called when all threads have returned; may fail.
     std::vector<void (*)(Engine&)> at_block_end;
+    // State of a feature that the core does not know (mbarriers, wgmma), made when it is first asked for in a block.
+    // Its constructor takes the engine and may add to the two above, which are the block's as well.
+    template <typename State>
+    State& state();
 
     Report report = {};
     Fiber& fiber(int thread) { return fibers_[thread]; }
@@ -195,9 +223,21 @@ class Engine {
     [[noreturn]] void to_scheduler();
     void diagnose_deadlock();
     std::string waiting_places() const;
-    [[noreturn]] void fail_race(int thread, uint32_t offset, bool is_write, Site site, const Access& earlier);
-    void check_conflicts(int thread, Granule& granule, uint32_t offset, uint16_t mask, bool is_write, Site site,
-                         bool is_async);
+    // Who accesses shared memory: a thread or an agent, what is ordered before, and its own time.
+    struct Actor {
+        int index;
+        const Clock& clock;
+        uint32_t now;
+        bool is_async;
+        bool is_atomic;
+    };
+    std::string name_of(int thread_or_agent) const;
+    void record_access(const Actor& actor, uint32_t offset, int bytes, bool is_write, uint16_t known, Site site);
+    [[noreturn]] void fail_race(const Actor& actor, uint32_t offset, bool is_write, Site site, const Access& earlier);
+    [[noreturn]] void fail_proxy(uint32_t offset, bool is_write, Site site, const Access& earlier);
+    bool is_fenced(const Access& earlier, const Clock& clock) const;
+    void check_conflicts(const Actor& actor, Granule& granule, uint32_t offset, uint16_t mask, bool is_write, Site site);
+    void check_registers(uintptr_t address, int bytes, bool is_write, Site site);
     void flush_lanes(int warp);
     Memory& check_global(uintptr_t address, int bytes, bool is_write, Site site);
     void check_order(Memory& memory, uint64_t word, uint32_t writer, bool is_write, Site site);
@@ -221,8 +261,18 @@ class Engine {
     uintptr_t dynamic_base_ = 0;
     uint32_t generation_ = 0;
     std::vector<Granule> granules_;
+    std::vector<Agent> agents_;
+    std::map<const void*, std::shared_ptr<void>> states_;  // by type
     std::vector<std::map<std::pair<uintptr_t, int>, Lanes>> lanes_;  // by warp
 };
+
+template <typename State>
+State& Engine::state() {
+    static const char type = 0;
+    std::shared_ptr<void>& slot = states_[&type];
+    if (!slot) slot = std::make_shared<State>(*this);
+    return *static_cast<State*>(slot.get());
+}
 
 // The engine of the running operating system thread.
 Engine& engine();

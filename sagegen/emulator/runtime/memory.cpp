@@ -38,7 +38,7 @@ Granule& Engine::granule(uint32_t index) {
     Granule& granule = granules_[index];
     if (granule.generation != generation_) {
         granule.generation = generation_;
-        granule.written = granule.pending = granule.reading = 0;
+        granule.written = granule.pending = 0;
         granule.accesses.clear();
     }
     return granule;
@@ -66,29 +66,48 @@ void Engine::check_shared_bounds(int thread, uint32_t offset, int bytes, Site si
     }
 }
 
-void Engine::fail_race(int thread, uint32_t offset, bool is_write, Site site, const Access& earlier) {
-    const bool by_copy = earlier.thread == threads();
-    fail("race", thread, site,
-         describe_thread(thread) + " " + action(is_write) + " shared address " + std::to_string(offset) + " at " +
-             place(site) + " and " + (by_copy ? "an asynchronous copy" : describe_thread(earlier.thread)) + " " +
-             action(earlier.is_write) + " it at " + place(earlier.site) + "; no barrier orders the two");
+std::string Engine::name_of(int thread_or_agent) const {
+    if (thread_or_agent < threads()) return describe_thread(thread_or_agent);
+    return agents_[static_cast<size_t>(thread_or_agent - threads() - 1)].name;
 }
 
-void Engine::check_conflicts(int thread, Granule& granule, uint32_t offset, uint16_t mask, bool is_write, Site site,
-                             bool is_async) {
-    const Clock& clock = fibers_[thread].clock;
+void Engine::fail_race(const Actor& actor, uint32_t offset, bool is_write, Site site, const Access& earlier) {
+    const bool is_agent = earlier.thread > threads();
+    const bool in_flight = is_agent && earlier.clock > agent(earlier.thread).finished;
+    fail(in_flight ? "in_flight" : "race", actor.index < threads() ? actor.index : running_, site,
+         name_of(actor.index) + " " + action(is_write) + " shared address " + std::to_string(offset) + " at " +
+             place(site) + " and " + name_of(earlier.thread) + " " + action(earlier.is_write) + " it at " +
+             place(earlier.site) + "; " +
+             (is_agent ? "no wait for that has ended before" : "no barrier orders the two"));
+}
+
+void Engine::fail_proxy(uint32_t offset, bool is_write, Site site, const Access& earlier) {
+    fail("proxy", site,
+         std::string("an asynchronous ") + (is_write ? "write to" : "read of") + " shared address " +
+             std::to_string(offset) + " at " + place(site) + " follows an ordinary write by " +
+             describe_thread(earlier.thread) + " at " + place(earlier.site) +
+             "; the writer needs fence.proxy.async in between, before what orders the two");
+}
+
+// Whether its thread fenced it before what makes `clock` know of it.
+bool Engine::is_fenced(const Access& earlier, const Clock& clock) const {
+    const std::vector<uint32_t>& fences = fibers_[earlier.thread].proxy_fences;
+    const auto fence = std::lower_bound(fences.begin(), fences.end(), earlier.clock);
+    return fence != fences.end() && *fence <= clock[earlier.thread];
+}
+
+void Engine::check_conflicts(const Actor& actor, Granule& granule, uint32_t offset, uint16_t mask, bool is_write,
+                             Site site) {
     size_t kept = 0;
     for (size_t i = 0; i < granule.accesses.size(); ++i) {
         Access& earlier = granule.accesses[i];
         const bool overlaps = earlier.mask & mask;
-        const bool is_ordered = earlier.thread == thread || earlier.clock <= clock[earlier.thread];
-        if (overlaps && !is_ordered && (is_write || earlier.is_write)) fail_race(thread, offset, is_write, site, earlier);
-        if (overlaps && is_async && !is_write && earlier.is_write && !earlier.is_async &&
-            earlier.clock > fibers_[earlier.thread].fenced) {
-            fail("proxy", thread, site,
-                 "an asynchronous read of shared address " + std::to_string(offset) + " at " + place(site) +
-                     " follows an ordinary write by " + describe_thread(earlier.thread) + " at " +
-                     place(earlier.site) + " without fence.proxy.async in between");
+        const bool is_ordered = (earlier.thread == actor.index && !actor.is_async) ||
+                                (earlier.thread < actor.clock.size() && earlier.clock <= actor.clock[earlier.thread]);
+        const bool conflicts = (is_write || earlier.is_write) && !(actor.is_atomic && earlier.is_atomic);
+        if (overlaps && !is_ordered && conflicts) fail_race(actor, offset, is_write, site, earlier);
+        if (overlaps && actor.is_async && earlier.is_write && !earlier.is_async && !is_fenced(earlier, actor.clock)) {
+            fail_proxy(offset, is_write, site, earlier);
         }
         // What comes later and is ordered after this access is ordered after the earlier one too. The last write stays,
         // since reads need it; a fence may still be missing for it.
@@ -98,36 +117,42 @@ void Engine::check_conflicts(int thread, Granule& granule, uint32_t offset, uint
     granule.accesses.resize(kept);
 }
 
-void Engine::access_shared(int thread, uint32_t offset, int bytes, bool is_write, Site site, bool is_async) {
+void Engine::record_access(const Actor& actor, uint32_t offset, int bytes, bool is_write, uint16_t known, Site site) {
+    const int thread = actor.index < threads() ? actor.index : running_;
     check_shared_bounds(thread, offset, bytes, site);
     for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
         Granule& one = granule(index);
         if (one.pending & mask) {
             fail("in_flight", thread, site,
-                 describe_thread(thread) + " " + action(is_write) + " shared address " + std::to_string(offset) +
-                     " at " + place(site) + " while the asynchronous copy started at " + place(one.async_site) +
+                 name_of(actor.index) + " " + action(is_write) + " shared address " + std::to_string(offset) + " at " +
+                     place(site) + " while the asynchronous copy started at " + place(one.async_site) +
                      " is on its way there; no wait has covered it");
-        }
-        if (is_write && one.reading & mask) {
-            fail("in_flight", thread, site,
-                 describe_thread(thread) + " overwrites shared address " + std::to_string(offset) + " at " +
-                     place(site) + " while the asynchronous operation started at " + place(one.async_site) +
-                     " still reads it");
         }
         if (!is_write && (one.written & mask) != mask) {
             fail("uninitialized", thread, site,
-                 describe_thread(thread) + " reads shared address " + std::to_string(offset) + " at " + place(site) +
+                 name_of(actor.index) + " reads shared address " + std::to_string(offset) + " at " + place(site) +
                      ", which nothing has written");
         }
-        check_conflicts(thread, one, offset, mask, is_write, site, is_async);
-        if (is_write) one.written |= mask;
-        const uint32_t now = fibers_[thread].clock[thread];
-        one.accesses.push_back({now, static_cast<uint16_t>(thread), mask, site, is_write, is_async});
+        check_conflicts(actor, one, offset, mask, is_write, site);
+        if (is_write) one.written = static_cast<uint16_t>((one.written & ~mask) | (known & mask));
+        one.accesses.push_back(
+            {actor.now, static_cast<uint16_t>(actor.index), mask, site, is_write, actor.is_async, actor.is_atomic});
     });
 }
 
-void Engine::begin_async_write(int thread, uint32_t offset, int bytes, Site site, bool is_async) {
-    access_shared(thread, offset, bytes, true, site, is_async);
+void Engine::access_shared(int thread, uint32_t offset, int bytes, bool is_write, Site site, bool is_atomic) {
+    const Clock& clock = fibers_[thread].clock;
+    record_access({thread, clock, clock[thread], false, is_atomic}, offset, bytes, is_write, 0xffff, site);
+}
+
+void Engine::access_async(int agent, uint32_t ticket, const Clock& since, uint32_t offset, int bytes, bool is_write,
+                          Site site, uint16_t known) {
+    record_access({agent, since, ticket, true, false}, offset, bytes, is_write, known, site);
+    if (is_write) memset(shared_pointer(offset), POISON, bytes);
+}
+
+void Engine::begin_async_write(int thread, uint32_t offset, int bytes, Site site) {
+    access_shared(thread, offset, bytes, true, site);
     for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
         Granule& one = granule(index);
         one.pending |= mask;
@@ -136,29 +161,14 @@ void Engine::begin_async_write(int thread, uint32_t offset, int bytes, Site site
     memset(shared_pointer(offset), POISON, bytes);
 }
 
-void Engine::end_async_write(int thread, uint32_t offset, int bytes, uint16_t known, Site site, bool is_async) {
+void Engine::end_async_write(int thread, uint32_t offset, int bytes, uint16_t known, Site site) {
     for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
         Granule& one = granule(index);
         one.pending &= static_cast<uint16_t>(~mask);
         one.written = static_cast<uint16_t>((one.written & ~mask) | (known & mask));
         const uint32_t now = fibers_[thread].clock[thread];
-        one.accesses.push_back({now, static_cast<uint16_t>(thread), mask, site, true, is_async});
+        one.accesses.push_back({now, static_cast<uint16_t>(thread), mask, site, true, false, false});
     });
-}
-
-void Engine::begin_async_read(int thread, uint32_t offset, int bytes, Site site) {
-    access_shared(thread, offset, bytes, false, site, true);
-    for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
-        granule(index).reading |= mask;
-        granule(index).async_site = site;
-    });
-}
-
-void Engine::end_async_read(int thread, uint32_t offset, int bytes, Site site) {
-    for_granules(offset, bytes, [&](uint32_t index, uint16_t mask) {
-        granule(index).reading &= static_cast<uint16_t>(~mask);
-    });
-    access_shared(thread, offset, bytes, false, site, true);
 }
 
 // ---- global memory ----
@@ -198,7 +208,7 @@ void Engine::check_order(Memory& memory, uint64_t word, uint32_t writer, bool is
              what + ", which block " + std::to_string((writer & 0xffffff) - 1) + " of the same launch wrote, at " +
                  place(site));
     }
-    if (!is_same_launch && launch_.is_programmatic && !current().saw_dependency) {
+    if (!is_same_launch && launch_.is_programmatic && !current().clock[predecessor()]) {
         fail("dependency", site, what + " of an earlier launch before waiting for its end, at " + place(site));
     }
 }
@@ -239,8 +249,21 @@ uint16_t Engine::check_copy_source(uintptr_t address, int bytes, Site site) {
     return known;
 }
 
+void Engine::check_registers(uintptr_t address, int bytes, bool is_write, Site site) {
+    for (const BusyRegisters& registers : current().busy) {
+        if (address >= registers.end || address + bytes <= registers.begin) continue;
+        fail("in_flight", site,
+             describe_thread(running_) + " " + action(is_write) + " at " + place(site) +
+                 " registers that belong to the asynchronous operation started at " + place(registers.site) +
+                 "; no wait has covered it");
+    }
+}
+
 void Engine::access(uintptr_t address, int bytes, bool is_write, Site site) {
-    if (address - reinterpret_cast<uintptr_t>(current().stack) < STACK_BYTES) return;  // the thread's own variables
+    if (address - reinterpret_cast<uintptr_t>(current().stack) < STACK_BYTES) {  // the thread's own variables
+        if (!current().busy.empty()) check_registers(address, bytes, is_write, site);
+        return;
+    }
     if (!is_shared(address)) {
         access_global(address, bytes, is_write, site);
         return;
