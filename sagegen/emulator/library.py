@@ -164,6 +164,8 @@ class Library:
         self._close.argtypes, self._close.restype = (c_void_p,), None
         self._run = self._handle.emulator_run
         self._run.argtypes, self._run.restype = (c_void_p, POINTER(_Launch), POINTER(_Report)), c_int32
+        self._writer = self._handle.emulator_writer_of
+        self._writer.argtypes, self._writer.restype = (c_void_p, c_uint64, POINTER(_Report)), c_int32
         self._counts = self._handle.emulator_bank_counts
         self._counts.argtypes, self._counts.restype = (c_void_p, POINTER(_BankCount), c_int32), c_int32
 
@@ -220,6 +222,13 @@ class Session:
             return None
         kind, message = (text.decode(errors="replace") for text in (report.kind, report.message))
         return Report(kind, report.block, report.thread, report.line, report.site, message)
+
+    def writer_of(self, address: int) -> Report | None:
+        """Who wrote the word at `address` of an output or scratch last: block, thread and site; None: nobody did."""
+        report = _Report()
+        if not self._library._writer(self._handle, address, byref(report)):
+            return None
+        return Report("", report.block, report.thread, 0, report.site, "")
 
     def bank_counts(self) -> list[BankCount]:
         """Counts of all launches of this session that were run with `count_banks`."""

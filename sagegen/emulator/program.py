@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sagegen.abi import POINTER_STRUCT, POINTERS, unpack_constants
 from sagegen.emulator.compiler import LIBRARIES, build_library, find_compiler, open_libraries
-from sagegen.emulator.library import BankCount, Buffer, KernelRun, Library, Site
+from sagegen.emulator.library import BankCount, Buffer, KernelRun, Library, Session, Site
 from sagegen.emulator.places import KernelText
 from sagegen.emulator.report import BankUse, make_error, sum_banks
 from sagegen.env import Env
@@ -77,8 +77,17 @@ class EmulatedProgram:
             banks = {key: (sums[0], sums[1], sums[2]) for key, sums in self._banks.items()}
         return sum_banks(banks, self.text, self.library.path)
 
-    def run(self, launches: Sequence[Launch], buffers: Sequence[Buffer], params: bytes) -> None:
+    def run(
+        self,
+        launches: Sequence[Launch],
+        buffers: Sequence[Buffer],
+        params: bytes,
+        inspect: Callable[[Session], None] | None = None,
+    ) -> None:
         """Run launches one after another on memory in which outputs and scratch hold nothing yet.
+
+        Args:
+            inspect: gets the session after the last launch, while it still knows who wrote what.
 
         Raises:
             EmulatorError: a kernel did what no kernel may do.
@@ -87,11 +96,13 @@ class EmulatedProgram:
             seen: dict[Site, BankCount] = {}
             for launch in launches:
                 if report := session.run(self._describe(launch, params)):
-                    raise make_error(report, launch.role, self.text, self.library.path, self._show_lines)
+                    raise make_error(report, launch.role, self.text, self.library.path, self.show_lines)
                 if self.count_banks:
                     counts = {count.site: count for count in session.bank_counts()}
                     self._add_banks(launch.role, counts, seen)
                     seen = counts
+            if inspect is not None:
+                inspect(session)
 
     def _describe(self, launch: Launch, params: bytes) -> KernelRun:
         return KernelRun(
@@ -114,7 +125,7 @@ class EmulatedProgram:
                     earlier = before[site].sums[index] if site in before else 0
                     self._banks[role, site][index] += value - earlier
 
-    def _show_lines(self, line: int) -> str:
+    def show_lines(self, line: int) -> str:
         """The command that shows the text around a line."""
         if self.show_command:
             return f"see it with: {self.show_command} | sed -n {max(1, line - _CONTEXT)},{line + _CONTEXT}p"
@@ -138,6 +149,10 @@ class EmulatedCall:
         """
         self._run(self.plan.launches, (q, k, v, out, lse, workspace))
 
+    def launch_and_inspect(self, inspect: Callable[[Session], None], *addresses: int) -> None:
+        """As `launch`, then give the session to `inspect`; addresses are those of POINTERS, in order."""
+        self._run(self.plan.launches, addresses, inspect)
+
     def launch_role(self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Run the kernels up to `role`: what earlier calls left in the scratch counts as nothing here.
 
@@ -147,9 +162,14 @@ class EmulatedCall:
         count = [launch.role for launch in self.plan.launches].index(role) + 1
         self._run(self.plan.launches[:count], (q, k, v, out, lse, workspace))
 
-    def _run(self, launches: Sequence[Launch], addresses: tuple[int, ...]) -> None:
+    def _run(
+        self,
+        launches: Sequence[Launch],
+        addresses: tuple[int, ...],
+        inspect: Callable[[Session], None] | None = None,
+    ) -> None:
         buffers = call_buffers(self.program.problem, self.plan, addresses)
-        self.program.run(launches, buffers, POINTER_STRUCT.pack(*addresses) + self.plan.constants)
+        self.program.run(launches, buffers, POINTER_STRUCT.pack(*addresses) + self.plan.constants, inspect)
 
 
 def call_buffers(problem: Problem, plan: Plan, addresses: tuple[int, ...]) -> list[Buffer]:

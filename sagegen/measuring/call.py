@@ -30,13 +30,14 @@ class BoundCall:
 
     def launch(self) -> None:
         """Launch all kernels on torch's current stream."""
-        self.prepared.launch(*self._addresses(), _current_stream(self.out.device))
+        self.prepared.launch(*self.addresses(), _current_stream(self.out.device))
 
     def launch_role(self, role: Role) -> None:
         """Launch one kernel; `attention` needs a `launch` before it, which fills the workspace."""
-        self.prepared.launch_role(role, *self._addresses(), _current_stream(self.out.device))
+        self.prepared.launch_role(role, *self.addresses(), _current_stream(self.out.device))
 
-    def _addresses(self) -> tuple[int, int, int, int, int, int]:
+    def addresses(self) -> tuple[int, int, int, int, int, int]:
+        """Of the launch ABI's pointers, in order; 0 for an lse that is not wanted."""
         q, k, v = self.inputs
         lse = 0 if self.lse is None else self.lse.data_ptr()
         return q.data_ptr(), k.data_ptr(), v.data_ptr(), self.out.data_ptr(), lse, self.workspace.data_ptr()

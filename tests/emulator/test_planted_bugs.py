@@ -1,0 +1,261 @@
+"""Bugs planted into the rendered text are found, each with its kind and line: the emulator sees what it must."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from sagegen.emulator.agreement import check_agreement
+from sagegen.emulator.program import load_source
+from sagegen.env import read_env
+from sagegen.errors import EmulatorError
+from sagegen.problem import Problem
+from sagegen.render import render
+from sagegen.space import parse_config
+
+pytestmark = pytest.mark.emulator
+
+ADA = 89
+E4M3 = "mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1"
+#: Two promotions a tile and three stages.
+DEEP = "mma_bq128_bk64_w8_st3_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1"
+BF16 = "mma_bq128_bk64_w8_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
+CAUSAL = Problem(64, "bf16", True)
+FULL = Problem(64, "bf16", False)
+#: The loop's barrier, by the comment that stands beside it only there.
+LOOP_BARRIER = "device::block_sync();              //"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """Replacements in the rendered text and what must be said about them.
+
+    Attributes:
+        edits: (old, new); every occurrence is replaced.
+        kind: of the error.
+        line: a piece of the line that the error must name, in the patched text.
+    """
+
+    name: str
+    edits: tuple[tuple[str, str], ...]
+    kind: str
+    line: str
+    config: str = E4M3
+    problem: Problem = CAUSAL
+
+
+BUGS = [
+    # asynchronous copies
+    Bug(
+        "dropped_async_wait",
+        (("device::async_wait<STAGES - 2>();", ""),),
+        "in_flight",
+        "*reinterpret_cast<const uint4*>(q_tile",
+    ),
+    Bug(
+        "wait_covers_one_group_too_few",
+        (("async_wait<STAGES - 2>", "async_wait<STAGES - 1>"),),
+        "in_flight",
+        "*reinterpret_cast<const uint4*>(q_tile",
+    ),
+    Bug("one_stage_too_few", (("tile % STAGES", "tile % (STAGES - 1)"),), "in_flight", "load_matrix_x4(k,", DEEP),
+    Bug(
+        "copy_without_commit",
+        (("        device::async_commit();\n", ""),),
+        "in_flight",
+        "reinterpret_cast<const uint4*>(q_tile",
+    ),
+    Bug(
+        "stage_filled_before_the_barrier",
+        (
+            (LOOP_BARRIER, "copy_tile(tile + STAGES - 1); " + LOOP_BARRIER),
+            ("        copy_tile(tile + STAGES - 1);\n\n", "\n"),
+        ),
+        "race",
+        "async_copy_16(shared + byte",
+    ),
+    # barriers
+    Bug("missing_block_sync", (("        " + LOOP_BARRIER, "        //"),), "race", "load_matrix_x4(k,"),
+    Bug(
+        "race_between_warps_of_the_quantizer",
+        (
+            (
+                "            scratch.row_bad[row] = bad;\n        }\n    }\n    device::block_sync();",
+                "            scratch.row_bad[row] = bad;\n        }\n    }",
+            ),
+        ),
+        "race",
+        "scratch.row_peak[first + 8 * k",
+    ),
+    Bug(
+        "barrier_that_some_warps_skip",
+        (
+            (
+                "    store_output(p, q_head",
+                "    if (device::warp_index() < 3) device::block_sync();\n    store_output(p, q_head",
+            ),
+        ),
+        "deadlock",
+        "if (device::warp_index() < 3) device::block_sync();",
+    ),
+    Bug(
+        "two_barriers_that_meet",
+        (
+            (
+                "    store_output(p, q_head",
+                "    if (device::warp_index() < 3) device::block_sync();\n    else\n        device::block_sync();\n"
+                "    store_output(p, q_head",
+            ),
+        ),
+        "divergence",
+        "device::block_sync();",
+    ),
+    Bug(
+        "collective_in_a_branch_of_lanes",
+        (
+            (
+                "            largest = device::max(largest, device::shuffle_xor(largest, 2));",
+                "            if (device::lane_index() < 16) largest = device::max(largest, device::shuffle_xor(largest, 2));",
+            ),
+        ),
+        "divergence",
+        "shuffle_xor",
+    ),
+    # memory
+    Bug(
+        "read_one_row_past_the_end",
+        (("if (token < p.kv_len) words", "if (token <= p.kv_len) words"),),
+        "out_of_bounds",
+        "reinterpret_cast<const uint4*>(channels)",
+    ),
+    Bug(
+        "stride_off_by_one_row",
+        (("BLOCK_K + first_row) * p.v_token_stride", "BLOCK_K + first_row + 1) * p.v_token_stride"),),
+        "out_of_bounds",
+        "async_copy_16_or_zero",
+        BF16,
+        FULL,
+    ),
+    Bug(
+        "rows_written_past_the_end",
+        (("            if (row >= p.q_len) continue;\n", ""),),
+        "out_of_bounds",
+        "reinterpret_cast<uint32_t*>(out_row",
+    ),
+    Bug(
+        "stages_larger_than_shared_memory",
+        (("constexpr int STAGE_BYTES = ", "constexpr int STAGE_BYTES = 8192 + "),),
+        "out_of_bounds",
+        "async_copy_16(shared + byte",
+    ),
+    Bug(
+        "index_past_an_array",
+        (("partial[first_row][8 * vector + i] = sum[i]", "partial[first_row + 1][8 * vector + i] = sum[i]"),),
+        "out_of_bounds",
+        "partial[first_row + 1]",
+    ),
+    Bug(
+        "misaligned_vector",
+        (("+ 8 * (vector % 2)) = quantized", "+ 4 + 8 * (vector % 2)) = quantized"),),
+        "misaligned",
+        "= quantized",
+    ),
+    Bug(
+        "scale_never_stored",
+        (("        scratch.row_scale[row_of_thread] = scale;\n", ""),),
+        "uninitialized",
+        "sign / scratch.row_scale",
+    ),
+    Bug(
+        "input_overwritten",
+        (("head_pointer(p.out, q_head", "head_pointer(const_cast<uint16_t*>(p.q), q_head"),),
+        "read_only",
+        "reinterpret_cast<uint32_t*>(out_row",
+    ),
+    Bug(
+        "blocks_that_write_the_same_word",
+        (("if (tile == 0) region<float>", "region<float>"),),
+        "race",
+        "p.v_scales_offset)[static_cast<int64_t>(kv_head)",
+    ),
+    # arithmetic
+    Bug(
+        "swapped_scale_index",
+        (("[K_GROUPS * span + lane % 4]", "[K_GROUPS * span + lane / 8]"),),
+        "wrong_result",
+        "out_row",
+    ),
+    Bug(
+        "wrong_v_permutation",
+        (("8 * (w / 2) + 2 * (quad % 4) + w % 2", "4 * (quad % 4) + w"),),
+        "wrong_result",
+        "out_row",
+    ),
+    Bug("causal_bound_off_by_one", (("causal_gap + 1 : kv_len", "causal_gap : kv_len"),), "wrong_result", "out_row"),
+    Bug(
+        "tail_not_masked",
+        (("if ((tile + 1) * BLOCK_K > unmasked_keys) mask", "if (false) mask"),),
+        "wrong_result",
+        "out_row",
+        E4M3,
+        FULL,
+    ),
+    Bug("promotion_skipped", ((": sum + r[m][side][i];", ": sum;"),), "wrong_result", "out_row", DEEP),
+    Bug(
+        "rescale_skipped",
+        (("device::fma(sum, alpha[m][i / 2], r[m][side][i])", "sum + r[m][side][i]"),),
+        "wrong_result",
+        "out_row",
+    ),
+    Bug("lse_without_its_bias", (("log2_sum * LN_2 + bias", "log2_sum * LN_2"),), "wrong_result", "p.lse["),
+]
+
+
+def draw(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two heads whose lengths end within tiles: several tiles each way, K with an offset."""
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(1, 2, 200, problem.head_dim, generator=generator)
+    k = torch.randn(1, 2, 333, problem.head_dim, generator=generator) + 1
+    v = torch.randn(1, 2, 333, problem.head_dim, generator=generator)
+    return q.bfloat16(), k.bfloat16(), v.bfloat16()
+
+
+def run(problem: Problem, config: str, edits: tuple[tuple[str, str], ...] = ()) -> tuple[str, str]:
+    """Emulate a patched kernel; the text before and after."""
+    source = render(problem, parse_config(config), target="host")
+    text = source.text
+    for old, new in edits:
+        assert old in text, f"the template no longer has {old!r}"
+        text = text.replace(old, new)
+    program = load_source(replace(source, text=text), ADA, read_env())
+    check_agreement(program, *draw(problem))
+    return source.text, text
+
+
+@pytest.mark.parametrize(("problem", "config"), sorted({(bug.problem, bug.config) for bug in BUGS}, key=str))
+def test_unpatched_kernels_pass(problem: Problem, config: str) -> None:
+    run(problem, config)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name for bug in BUGS])
+def test_planted_bug_is_found_with_its_kind_and_line(bug: Bug) -> None:
+    with pytest.raises(EmulatorError) as caught:
+        run(bug.problem, bug.config, bug.edits)
+    error = caught.value
+    quoted = next((line for line in str(error).splitlines() if line.strip().startswith(f"{error.line} | ")), "")
+    assert error.kind == bug.kind, str(error)
+    assert bug.line in quoted, str(error)
+    assert error.kernel in ("stats", "quantize", "attention")
+    assert error.block >= 0
+    assert error.thread >= 0
+
+
+def test_a_bug_is_reported_the_same_in_every_run() -> None:
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(EmulatorError) as caught:
+            run(CAUSAL, E4M3, (("        " + LOOP_BARRIER, "        //"),))
+        messages.add(str(caught.value))
+    assert len(messages) == 1
