@@ -116,8 +116,8 @@ BUGS = [
         "collective_in_a_branch_of_lanes",
         (
             (
-                "            largest = device::max(largest, device::shuffle_xor(largest, 2));",
-                "            if (device::lane_index() < 16) largest = device::max(largest, device::shuffle_xor(largest, 2));",
+                "largest = device::max(largest, device::shuffle_xor(largest, 2));",
+                "if (device::lane_index() < 16) largest = device::max(largest, device::shuffle_xor(largest, 2));",
             ),
         ),
         "divergence",
