@@ -20,6 +20,11 @@ QUANTIZE_THREADS = 256
 #: Alignment in bytes of workspace regions and of tiles in shared memory: the longest tile row, which swizzles rely on.
 REGION_ALIGN = 256
 
+#: Alignment of tiles in shared memory that wgmma reads: 8 rows of its widest swizzle.
+WGMMA_ALIGN = 1024
+#: Shared memory of the wgmma family's mbarriers.
+BARRIER_BYTES = 256
+
 _IO_BYTES = 2  # fp16 and bf16
 
 
@@ -64,7 +69,10 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     k_record = round_up(k_tile + k_spans * K_GROUPS * 4 + key_bits, 16)
     v_tile = config.block_k * problem.head_dim * (1 if config.quantizes_v else _IO_BYTES)
     v_record = round_up(v_tile + key_bits, 16) if config.quantizes_v else 0
-    stage = round_up(k_record, REGION_ALIGN) + round_up(max(v_tile, v_record), REGION_ALIGN)
+    align = WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN
+    ones = 8 * config.block_k if config.row_sum == "ones" else 0
+    stage = round_up(k_record, align) + round_up(max(v_tile, v_record) + ones, align)
+    barriers = BARRIER_BYTES if config.family == "wgmma" else 0
     q_tile = config.block_q * problem.head_dim
     return Layout(
         q_tile_bytes=q_tile,
@@ -74,5 +82,10 @@ def make_layout(config: Config, problem: Problem) -> Layout:
         v_tile_bytes=v_tile,
         v_record_bytes=v_record,
         stage_bytes=stage,
-        smem_bytes=config.stages * stage + (q_tile if config.q_operand == "smem" else 0),
+        smem_bytes=config.stages * stage + (q_tile if config.q_operand == "smem" else 0) + barriers,
     )
+
+
+def quantized_rows(config: Config, q_len: int) -> int:
+    """Query rows per head that the quantizer writes and the attention kernel may read: whole tiles of both."""
+    return round_up(round_up(q_len, config.block_q), config.quantize_rows)

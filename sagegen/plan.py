@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from sagegen.abi import pack_constants
 from sagegen.errors import ArgumentError
-from sagegen.layout import MAX_SPLITS, QUANTIZE_THREADS, REGION_ALIGN, Layout, ceil_div, make_layout, round_up
+from sagegen.layout import MAX_SPLITS, QUANTIZE_THREADS, REGION_ALIGN, Layout, ceil_div, make_layout, quantized_rows, round_up
 from sagegen.problem import Problem, Shape
 from sagegen.space import Config
 
@@ -107,12 +107,13 @@ def make_plan(
     kv_heads = shape.batch * shape.heads_kv
     q_heads = shape.batch * shape.heads_q
     q_tiles = ceil_div(shape.q_len, config.block_q)
+    q_rows = quantized_rows(config, shape.q_len)
     k_tiles = ceil_div(shape.kv_len, config.block_k)
     split_tokens = round_up(ceil_div(shape.kv_len, MAX_SPLITS), _MIN_SPLIT_TOKENS)
     splits = ceil_div(shape.kv_len, split_tokens)
-    offsets, workspace = _place_regions(problem, config, layout, q_heads, kv_heads, q_tiles, k_tiles, splits, want_lse)
+    offsets, workspace = _place_regions(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
 
-    quantize_blocks = q_heads * q_tiles + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
+    quantize_blocks = q_heads * (q_rows // config.quantize_rows) + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
     launches = (
         Launch("stats", kv_heads * splits, QUANTIZE_THREADS, 0),
         Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0),
@@ -149,23 +150,23 @@ def _place_regions(
     layout: Layout,
     q_heads: int,
     kv_heads: int,
-    q_tiles: int,
+    q_rows: int,
     k_tiles: int,
     splits: int,
     want_lse: bool,
 ) -> tuple[dict[str, int], int]:
     """Offset of every workspace region, and the workspace's size."""
-    rows = q_heads * q_tiles * config.block_q
+    rows = q_heads * q_rows
     channels = kv_heads * problem.head_dim
     sizes = {
-        "q_tiles_offset": q_heads * q_tiles * layout.q_tile_bytes,
+        "q_tiles_offset": rows * problem.head_dim,
         "q_scales_offset": rows * 4,
         "lse_bias_offset": rows * 4 if want_lse else 0,
         "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,
         "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
         "k_sums_offset": channels * splits * 4,
-        "v_peaks_offset": channels * splits * 4 if config.quantizes_v else 0,
-        "v_scales_offset": channels * 4 if config.quantizes_v else 0,
+        "v_peaks_offset": channels * splits * 4 * (3 if config.smooths_v else 1) if config.quantizes_v else 0,
+        "v_scales_offset": channels * 4 * (2 if config.smooths_v else 1) if config.quantizes_v else 0,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sagegen.abi import FIELDS
-from sagegen.layout import K_GROUPS, QUANTIZE_THREADS, REGION_ALIGN, make_layout, round_up
+from sagegen.layout import BARRIER_BYTES, K_GROUPS, QUANTIZE_THREADS, REGION_ALIGN, WGMMA_ALIGN, make_layout, round_up
 from sagegen.plan import Role
 from sagegen.problem import Problem
 from sagegen.space import Config
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Whose bodies the device layer has: CUDA's, or plain C++ for the emulator.
 Target = Literal["cuda", "host"]
+
+_Products = tuple[tuple[str, int], ...]
 
 _LAYER_BEGIN = "// ---- device layer: begin ({}) ----\n"
 _LAYER_END = "// ---- device layer: end ----\n"
@@ -73,6 +75,7 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
     named = Source(source_name(problem, config), problem, config, text="")
     layout = make_layout(config, problem)
     includes = _device_layer(problem, config)
+    products = _wgmma_products(problem, config)
     text = (
         _environment()
         .get_template(f"attention_{config.family}.cu.j2")
@@ -87,16 +90,34 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
             fields=FIELDS,
             k_groups=K_GROUPS,
             quantize_threads=QUANTIZE_THREADS,
-            v_stage_offset=round_up(layout.k_record_bytes, REGION_ALIGN),
+            v_stage_offset=round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
+            q_rows="BLOCK_Q" if config.quantize_rows == config.block_q else "QUANTIZE_ROWS",
+            q_tiles="quantizer_tiles(p)" if config.family == "wgmma" else "p.q_tiles",
+            barrier_bytes=BARRIER_BYTES,
+            wgmma_products=products,
         )
     )
     if target == "host":
-        text = _swap_device_layer(text, includes, named.name)
+        text = _swap_device_layer(text, includes, products, named.name)
     return Source(named.name, problem, config, text)
 
 
 def _device_layer(problem: Problem, config: Config) -> list[str]:
     """The include files that this config uses, and no others: a new feature's file leaves old texts as they were."""
+    if config.family == "wgmma":
+        return [
+            "thread",
+            "math",
+            f"convert_{problem.dtype}",
+            "convert_e4m3",
+            "shared_memory",
+            "named_barrier",
+            "mbarrier",
+            "bulk_copy",
+            "packed",
+            "register_budget",
+            "wgmma",
+        ]
     names = [
         "thread",
         "math",
@@ -110,12 +131,20 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
     return names
 
 
-def _swap_device_layer(text: str, includes: list[str], name: str) -> str:
+def _wgmma_products(problem: Problem, config: Config) -> _Products:
+    """The wgmma shapes of a config: form and columns."""
+    if config.family != "wgmma":
+        return ()
+    ones = 8 if config.row_sum == "ones" else 0
+    return (("s8_ss", config.block_k), ("e4m3_rs", problem.head_dim + ones))
+
+
+def _swap_device_layer(text: str, includes: list[str], products: _Products, name: str) -> str:
     """`text` with the host bodies of `includes` between its markers; lines after them keep their numbers."""
     before, rest = text.split(_LAYER_BEGIN.format("cuda"))
     cuda_layer, after = rest.split(_LAYER_END)
     end_line = 2 + (before + cuda_layer).count("\n")
-    bodies = "\n".join(_read_include("host", include) for include in ("emulator", *includes))
+    bodies = "\n".join(_read_include("host", include, products) for include in ("emulator", *includes))
     lines = f'#line 1 "device_layer"\n{bodies}\n#line {end_line} "{name}.cu"\n'
     return f"{before}{_LAYER_BEGIN.format('host')}{lines}{_LAYER_END}{after}"
 
@@ -124,7 +153,11 @@ def _read_template(name: str) -> str:
     return importlib.resources.files("sagegen.templates").joinpath(name).read_text(encoding="utf-8")
 
 
-def _read_include(target: Target, name: str) -> str:
+def _read_include(target: Target, name: str, products: _Products = ()) -> str:
+    """One file of the device layer; `wgmma` is a template, since its instructions spell out every register."""
+    if name == "wgmma":
+        template = _environment().get_template(f"include/{target}/{name}.cuh.j2")
+        return template.render(wgmma_products=products).rstrip()
     return _read_template(f"include/{target}/{name}.cuh").rstrip()
 
 

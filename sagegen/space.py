@@ -78,6 +78,8 @@ class MmaConfig:
 
     family: ClassVar[str] = "mma"
     params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
+    smooths_v: ClassVar[bool] = False
+    row_sum: ClassVar[str] = "fadd"
 
     @property
     def name(self) -> str:
@@ -93,19 +95,94 @@ class MmaConfig:
         return self.block_q // self.warps
 
     @property
+    def quantize_rows(self) -> int:
+        """Query rows that one block of the quantizer takes."""
+        return self.block_q
+
+    @property
     def quantizes_v(self) -> bool:
         """V goes through the quantizer (e4m3); else the attention kernel reads the caller's V."""
         return self.pv.startswith("e4m3")
 
 
-Config = MmaConfig  # becomes a union when a second family arrives
+WGMMA_PARAMS = (
+    Param("consumers", "c", (2, 3), "consumer warpgroups of a block; each takes 64 query rows"),
+    Param("block_k", "bk", (64, 128), "keys of a tile"),
+    Param("stages", "st", (2, 3, 4), "K/V tiles in flight through shared memory"),
+    Param(
+        "accumulation", "ac", ("two", "one"), "FP8 sums are promoted to FP32 every tile, or never and V is smoothed"
+    ),
+    Param("granularity", "gr", ("thread", "warp"), "rows of Q and K that share a scale"),
+    Param("q_span", "qs", (8, 16, 64), "query rows that a set of scales covers"),
+    Param("k_span", "ks", (64, 128), "keys that a set of scales covers"),
+    Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
+    Param("row_sum", "su", ("fadd", "ones"), "sum of P: added up before it is rounded, or a column of ones beside V"),
+    Param("exponent", "ex", ("mufu", "packed"), "2^x by the special function unit, or E4M3 bits in packed 16-bit steps"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaConfig:
+    """A point of the `wgmma` family's space (wgmma + bulk copies, sm_90a). Fields are WGMMA_PARAMS, in order."""
+
+    consumers: int
+    block_k: int
+    stages: int
+    accumulation: str
+    granularity: str
+    q_span: int
+    k_span: int
+    rescale: str
+    row_sum: str
+    exponent: str
+
+    family: ClassVar[str] = "wgmma"
+    params: ClassVar[tuple[Param, ...]] = WGMMA_PARAMS
+    pv: ClassVar[str] = "e4m3f32"
+    quantizes_v: ClassVar[bool] = True
+    q_operand: ClassVar[str] = "smem"
+    min_blocks: ClassVar[int] = 1
+    rows_per_warp: ClassVar[int] = 16
+    quantize_rows: ClassVar[int] = 128
+
+    @property
+    def name(self) -> str:
+        """`wgmma_c3_bk128_...`, as `MmaConfig.name`."""
+        return spell_name(self.family, self.params, {p.name: getattr(self, p.name) for p in self.params})
+
+    @property
+    def block_q(self) -> int:
+        return 64 * self.consumers
+
+    @property
+    def threads(self) -> int:
+        """Those of the consumers and of one more warpgroup, the producer."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def warps(self) -> int:
+        """Of the consumers."""
+        return 4 * self.consumers
+
+    @property
+    def smooths_v(self) -> bool:
+        """V's channel means are subtracted before it is quantized and added to the output."""
+        return self.accumulation == "one"
+
+    @property
+    def accum_depth(self) -> int:
+        """Keys summed before a promotion; 0: never promoted."""
+        return self.block_k if self.accumulation == "two" else 0
+
+
+Config = MmaConfig | WgmmaConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
     """All configs of one family, valid or not; `rules.valid_configs` prunes it."""
 
-    config_type: type[MmaConfig]
+    config_type: type[Config]
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -123,10 +200,11 @@ class Space:
 
 
 MMA_SPACE = Space(MmaConfig)
-FAMILIES = {"mma": MMA_SPACE}
+WGMMA_SPACE = Space(WgmmaConfig)
+FAMILIES = {"mma": MMA_SPACE, "wgmma": WGMMA_SPACE}
 
 
-def make_config(config_type: type[MmaConfig], values: dict[str, Any]) -> Config:
+def make_config(config_type: type[Config], values: dict[str, Any]) -> Config:
     """A config from a mapping of every parameter to a value of its list.
 
     Raises:
