@@ -64,7 +64,7 @@ void Registers::perform(Engine& engine, int first_thread, void* const* lanes) {
         engine.fail("bad_registers", request.site,
                     std::string(request.is_raise ? "raising" : "lowering") + " a thread's registers from " +
                         std::to_string(warp.registers) + " to " + std::to_string(request.registers) +
-                        ": budgets are multiples of 8 from 24 to 256");
+                        " at " + place(request.site) + ": budgets are multiples of 8 from 24 to 256");
     }
     warp.requests.push_back(request.registers);
     warp.site = request.site;

@@ -104,7 +104,7 @@ void Mbarriers::complete(Mbarrier& barrier) {
     barrier.missing = barrier.arrivals;
     barrier.expected_bytes = barrier.bytes = 0;
     ++barrier.phase;
-    for (int thread : barrier.waiting) engine_.wake(thread);
+    for (const auto& waiting : barrier.waiting) engine_.wake(waiting.first);
     barrier.waiting.clear();
 }
 
@@ -127,7 +127,7 @@ bool Mbarriers::ask(Mbarrier& barrier, uint32_t parity, Site site) {
 
 void Mbarriers::wait(Mbarrier& barrier, uint32_t parity, Site site) {
     while (!test(barrier, parity)) {
-        barrier.waiting.push_back(engine_.current().thread);
+        barrier.waiting.push_back({engine_.current().thread, parity & 1});
         engine_.wait("mbarrier_wait", site);
     }
 }
@@ -158,12 +158,11 @@ void Mbarriers::land(Mbarrier& barrier) {
     complete(barrier);
 }
 
-std::string Mbarriers::describe(const Mbarrier& barrier, uint32_t offset) const {
-    return "mbarrier_wait (shared address " + std::to_string(offset) + ", " + std::to_string(barrier.phase) +
-           " phases done; of this one " + std::to_string(barrier.missing) + " of " +
+std::string Mbarriers::describe(const Mbarrier& barrier, uint32_t offset, uint32_t parity) const {
+    return "mbarrier_wait for parity " + std::to_string(parity) + " (shared address " + std::to_string(offset) + ": " +
+           count_text(barrier.phase, "phase") + " done; the next lacks " + std::to_string(barrier.missing) + " of " +
            count_text(barrier.arrivals, "arrival") + " and " +
-           std::to_string(barrier.expected_bytes - barrier.bytes) + " of " +
-           count_text(barrier.expected_bytes, "byte") + " have nobody who brings them)";
+           count_text(barrier.expected_bytes - barrier.bytes, "byte") + ")";
 }
 
 bool Mbarriers::land_late(Engine& engine) {
@@ -175,9 +174,9 @@ bool Mbarriers::land_late(Engine& engine) {
         return true;
     }
     for (auto& entry : own.barriers_) {  // the deadlock's message should say more
-        for (int thread : entry.second.waiting) {
-            own.texts_.push_back(own.describe(entry.second, entry.first));
-            engine.fiber(thread).waits_for = own.texts_.back().c_str();
+        for (const auto& waiting : entry.second.waiting) {
+            own.texts_.push_back(own.describe(entry.second, entry.first, waiting.second));
+            engine.fiber(waiting.first).waits_for = own.texts_.back().c_str();
         }
     }
     return false;

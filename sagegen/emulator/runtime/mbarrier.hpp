@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine.hpp"
@@ -32,7 +33,7 @@ struct Mbarrier {
     uint32_t since;
     bool is_visible = false;     // to bulk copies
     std::vector<BulkLoad> loads;
-    std::vector<int> waiting;    // threads
+    std::vector<std::pair<int, uint32_t>> waiting;  // threads and parities
     Site site;                   // of its initialization
 };
 
@@ -56,7 +57,7 @@ class Mbarriers {
     void land(Mbarrier& barrier);
     void complete(Mbarrier& barrier);
     void check_bytes(const Mbarrier& barrier, Site site);
-    std::string describe(const Mbarrier& barrier, uint32_t offset) const;
+    std::string describe(const Mbarrier& barrier, uint32_t offset, uint32_t parity) const;
 
     Engine& engine_;
     int objects_;                          // agent whom the barriers' own bytes belong to

@@ -38,11 +38,7 @@ const char* describe_difference(const Product& one, const Product& other) {
 }  // namespace
 
 Wgmma::Wgmma(Engine& engine) : engine_(engine), threads_(static_cast<size_t>(engine.threads())) {
-    if (engine.threads() % GROUP_THREADS) {
-        engine.fail("divergence", Site{}, "wgmma in a block of " + std::to_string(engine.threads()) +
-                                              " threads, which are no whole warpgroups");
-    }
-    groups_.resize(threads_.size() / GROUP_THREADS);
+    groups_.resize((threads_.size() + GROUP_THREADS - 1) / GROUP_THREADS);
     for (Group& group : groups_) group.agent = engine.add_agent("wgmma");
     engine.at_block_end.push_back(check_end);
 }
@@ -81,11 +77,11 @@ void Wgmma::check_fenced(int thread, const void* registers, size_t bytes, const 
         if (!memcmp(copy.bytes.data() + (begin - copy.begin), begin, bytes)) return;
         engine_.fail("fence", thread, site,
                      describe_thread(thread) + " has written " + what + " of the wgmma at " + place(site) +
-                         " after the last wgmma_fence");
+                         " since the last wgmma_fence that was given it");
     }
     engine_.fail("fence", thread, site,
-                 "no wgmma_fence before the wgmma at " + place(site) + " has been given its " + what +
-                     " since they were last touched");
+                 std::string("no wgmma_fence has been given ") + what + " of the wgmma at " + place(site) +
+                     " since it was last touched");
 }
 
 // ---- issue ----
@@ -99,6 +95,11 @@ void Wgmma::perform_issue(Engine& engine, int first_thread, void* const* lanes) 
     Wgmma& own = engine.state<Wgmma>();
     Group& group = own.groups_[static_cast<size_t>(first_thread / GROUP_THREADS)];
     const Request& first = *static_cast<Request*>(lanes[0]);
+    if (engine.threads() % GROUP_THREADS) {
+        engine.fail("divergence", first_thread, first.product.site,
+                    "wgmma at " + place(first.product.site) + " in a block of " + std::to_string(engine.threads()) +
+                        " threads, which are no whole warpgroups");
+    }
     const size_t index = own.threads_[static_cast<size_t>(first_thread)].issued;
     if (index == group.products.size()) {
         group.products.push_back(first.product);
@@ -139,7 +140,7 @@ void Wgmma::join(Product& product, int thread, uint32_t* d, const uint32_t* a) {
     Tile& tile = *product.tile;
     const int count = product.columns / 2;
     if (a) {
-        check_fenced(thread, a, 16, "A", product.site);
+        check_fenced(thread, a, 16, "operand A", product.site);
         for (int i = 0; i < 4; ++i) {
             const int row = row_of(local, 2 * i);
             memcpy(&product.a_rows[static_cast<size_t>(row * DEPTH + 16 * (i / 2) + 4 * (thread % 4))], &a[i], 4);
@@ -151,7 +152,7 @@ void Wgmma::join(Product& product, int thread, uint32_t* d, const uint32_t* a) {
                          " other registers than the rest of its warpgroup");
     }
     if (!tile.registers[local]) {
-        check_fenced(thread, d, 4 * static_cast<size_t>(count), "accumulator", product.site);
+        check_fenced(thread, d, 4 * static_cast<size_t>(count), "the accumulator", product.site);
         tile.registers[local] = d;
         for (int i = 0; i < count; ++i) {
             tile.values[static_cast<size_t>(row_of(local, i) * tile.columns + column_of(thread, i))] = d[i];
