@@ -18,7 +18,7 @@ COMMANDS = {
     "render": "Print the CUDA source of a config.",
     "build": "Compile a config and print what it takes.",
     "tune": "Search the best configs for a GPU and write its registry.",
-    "verify": "Check tuned kernels against the exact reference on this GPU.",
+    "verify": "Check tuned kernels against exact attention: this GPU or the emulator.",
     "bench": "Time tuned kernels against torch SDPA on this GPU.",
 }
 

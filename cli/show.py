@@ -135,7 +135,7 @@ def _figures(entry: Entry) -> tuple[str, str, str, str]:
         _text(figures.tops, "{:.0f}"),
         _text(time, "{:.1f}" if figures.kernel_us is not None else "~{:.1f}"),
         _text(figures.speed_vs_sdpa, "{:.2f}x"),
-        _text(entry.min_cosine, "{:.5f}"),
+        _text(entry.min_cosine, "~{:.5f}" if entry.provenance.accuracy_from else "{:.5f}"),
     )
 
 

@@ -87,8 +87,9 @@ def command(
     """Search the best configs for a GPU and write its registry.
 
     With that GPU in the machine, candidates are measured: accuracy first, then speed, the best ones against each other
-    and against torch SDPA. With no GPU at all they are compiled and ranked by a model of the GPU, and the entries say
-    `predicted`. Ctrl+C keeps the best so far; the same command goes on from the journal.
+    and against torch SDPA. With no GPU at all they are compiled and ranked by a model of the GPU, winners pass the
+    accuracy gate in the emulator, and the entries say `predicted`. Ctrl+C keeps the best so far; the same command goes
+    on from the journal.
 
     \b
     Example:
@@ -199,9 +200,11 @@ def _measure(
 
 def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen: Listener) -> Result:
     from sagegen.store import open_store
+    from sagegen.tuning.gatekeeper import make_gate
     from sagegen.tuning.offline import tune_offline
 
-    return tune_offline(request, open_store(env), toolkit, listen, jobs=jobs)
+    gate = make_gate(request.gpu, env)
+    return tune_offline(request, open_store(env), toolkit, listen, jobs=jobs, gate=gate)
 
 
 @contextmanager
@@ -273,7 +276,7 @@ def _print_table(entries: tuple[Entry, ...]) -> None:
             _text(figures.full_us, "{:.1f}") if measured else _text(figures.predicted_full_us, "~{:.0f}"),
             _text(figures.speed_vs_default, "{:.3f}x"),
             _text(figures.speed_vs_sdpa, "{:.3f}x"),
-            _text(entry.min_cosine, "{:.5f}"),
+            _text(entry.min_cosine, "~{:.5f}" if entry.provenance.accuracy_from else "{:.5f}"),
             _text(used.registers if used else None, "{}"),
             entry.config or "-",
         )

@@ -1,15 +1,17 @@
-"""`sagegen verify`: the accuracy gate of every tuned kernel of a GPU."""
+"""`sagegen verify`: the accuracy gate of every tuned kernel of a GPU, there or in the emulator."""
 
 from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import gpu_option, json_option
+from sagegen.cli.options import json_option
 
 if TYPE_CHECKING:
     from sagegen.gpu import Gpu
@@ -20,12 +22,18 @@ if TYPE_CHECKING:
 #: A gate takes seconds; the first one of a process starts CUDA and computes the references.
 _TIMEOUT_S = 300.0
 _WIDTH = 240
+#: What --emulator stands for when no GPU is named.
+_EMULATED_GPU = "l20"
 
 
 @click.command("verify")
-@gpu_option
+@click.option(
+    "--gpu", "gpu_name", metavar="NAME", help=f"GPU, as `sagegen gpus` names it. [with --emulator: {_EMULATED_GPU}]"
+)
 @click.option("--problem", "problem_names", metavar="NAME", multiple=True, help="Only this problem; may be repeated.")
 @click.option("--config", "config_name", metavar="NAME", help="Build and verify this config, or `default`, instead.")
+@click.option("--emulator", is_flag=True, help="Run the kernels on the CPU, on small inputs: needs g++ and no GPU.")
+@click.option("--banks", is_flag=True, help="With --emulator: count shared-memory bank conflicts by source line.")
 @click.option(
     "--captured",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -33,38 +41,50 @@ _WIDTH = 240
 )
 @json_option
 def command(
-    gpu_name: str, problem_names: tuple[str, ...], config_name: str | None, captured: Path | None, as_json: bool
+    gpu_name: str | None,
+    problem_names: tuple[str, ...],
+    config_name: str | None,
+    emulator: bool,
+    banks: bool,
+    captured: Path | None,
+    as_json: bool,
 ) -> None:
-    """Check tuned kernels against exact attention in FP64 on this GPU.
+    """Check tuned kernels against exact attention in FP64 on this GPU, or in the emulator.
 
     Runs the tuner's whole accuracy gate: normal inputs, offsets and outliers in channels of Q and K, constant and
     offset V, 16K keys, tails, GQA, large logits, NaN and Inf, with guard zones around all that a kernel writes. A
     kernel that fails is exit code 1.
 
+    --emulator runs the gate at small sizes on the CPU, as the named GPU would compute it, and finds races, deadlocks,
+    missing waits and accesses outside a kernel's memory, with their source line.
+
     \b
     Example:
       sagegen verify --gpu h200
       sagegen verify --gpu h200 --config default --problem d128_bf16_causal_int8 --captured my_model.safetensors
+      sagegen verify --emulator --gpu l20 --config default --problem d64_bf16_full_int8 --banks
     """
     from sagegen.errors import RegistryError
     from sagegen.gpu import find_gpu
     from sagegen.measuring.inputs import load_captured
-    from sagegen.measuring.jobs import Gate
-    from sagegen.measuring.subjects import require_gpu
-    from sagegen.measuring.worker import Worker
     from sagegen.problem import parse_problem
 
-    gpu = find_gpu(gpu_name)
+    if banks and not emulator:
+        raise click.UsageError("--banks counts in the emulator: add --emulator")
+    if gpu_name is None and not emulator:
+        raise click.UsageError("Missing option '--gpu'; or add --emulator to verify without a GPU")
+    gpu = find_gpu(gpu_name or _EMULATED_GPU)
     problems = [parse_problem(name) for name in problem_names]
     if captured:
         load_captured(captured)  # a file of another form is told before anything runs
-    device = require_gpu(gpu, "verify runs kernels")
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="sagegen-") as folder, Worker(device.index) as worker:
-        for subject in _find_subjects(gpu, problems, config_name, Path(folder)):
-            job = Gate(subject.candidate, captured=str(captured.absolute()) if captured else "")
-            rows.append(_to_row(subject, worker.run(job, _TIMEOUT_S)))
-            click.echo(_to_line(rows[-1]), err=True)
+    rows = []
+    for row in (
+        _emulate(gpu, problems, config_name, captured, banks)
+        if emulator
+        else _measure(gpu, problems, config_name, captured)
+    ):
+        rows.append(row)
+        click.echo(_to_line(row), err=True)
     if not rows:
         raise RegistryError(
             f"nothing is tuned for {gpu.name}{' and these problems' if problems else ''}",
@@ -72,27 +92,83 @@ def command(
         )
     failed = sum(row["outcome"] != "ok" for row in rows)
     if as_json:
-        click.echo(json.dumps({"gpu": gpu.name, "failed": failed, "kernels": rows}))
+        click.echo(json.dumps({"gpu": gpu.name, "emulator": emulator, "failed": failed, "kernels": rows}))
     else:
         _print_table(rows)
-        click.echo(f"{len(rows) - failed} of {len(rows)} kernels pass every input kind.")
+        for row in rows:
+            _print_banks(row)
+        where = " in the emulator, on small inputs" if emulator else ""
+        click.echo(f"{len(rows) - failed} of {len(rows)} kernels pass every input kind{where}.")
     if failed:
         raise SystemExit(1)
+
+
+def _measure(
+    gpu: Gpu, problems: list[Problem], config_name: str | None, captured: Path | None
+) -> Iterator[dict[str, Any]]:
+    """One row per kernel, as they are done on the GPU of this machine."""
+    from sagegen.measuring.jobs import Gate
+    from sagegen.measuring.subjects import require_gpu
+    from sagegen.measuring.worker import Worker
+
+    device = require_gpu(gpu, "verify runs kernels")
+    with tempfile.TemporaryDirectory(prefix="sagegen-") as folder, Worker(device.index) as worker:
+        for subject in _find_subjects(gpu, problems, config_name, Path(folder)):
+            job = Gate(subject.candidate, captured=str(captured.absolute()) if captured else "")
+            yield _to_row(subject, worker.run(job, _TIMEOUT_S))
 
 
 def _find_subjects(gpu: Gpu, problems: list[Problem], config_name: str | None, folder: Path) -> list[Subject]:
     from sagegen.env import read_env
     from sagegen.measuring.subjects import build_subjects, tuned_subjects
-    from sagegen.problem import DTYPES, HEAD_DIMS, Problem
     from sagegen.space import parse_config
 
-    problems = problems or [
-        Problem(head_dim, dtype, is_causal) for head_dim in HEAD_DIMS for dtype in DTYPES for is_causal in (False, True)
-    ]
+    problems = problems or _all_problems()
     if config_name is None:
         return tuned_subjects(gpu, problems, read_env(), folder)
     config = None if config_name == "default" else parse_config(config_name)
     return build_subjects(gpu, problems, config, read_env())
+
+
+def _all_problems() -> list[Problem]:
+    from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+
+    return [
+        Problem(head_dim, dtype, is_causal) for head_dim in HEAD_DIMS for dtype in DTYPES for is_causal in (False, True)
+    ]
+
+
+def _emulate(
+    gpu: Gpu, problems: list[Problem], config_name: str | None, captured: Path | None, banks: bool
+) -> Iterator[dict[str, Any]]:
+    """One row per kernel, as they are done in the emulator; with `banks` one that passed has its bank conflicts."""
+    from sagegen.env import read_env
+    from sagegen.measuring.emulated import count_banks, gate_emulated, small_cases
+    from sagegen.measuring.inputs import load_captured
+    from sagegen.measuring.subjects import emulated_subjects
+    from sagegen.space import parse_config
+
+    env, cases = read_env(), small_cases()
+    config = None if config_name in (None, "default") else parse_config(str(config_name))
+    own = load_captured(captured) if captured else {}
+    fitting: dict[Problem, list[str]] = {}
+    for subject in emulated_subjects(gpu, problems or _all_problems(), config, config_name == "default", env):
+        problem = subject.problem
+        if problem not in fitting:  # truths of a model's inputs take a while: once per problem
+            names = [name for name, inputs in own.items() if inputs.q.shape[-1] == problem.head_dim]
+            fitting[problem] = [f"captured:{name}" for name in names]
+            for kind, name in zip(fitting[problem], names, strict=True):
+                cases.add_captured(problem, kind, own[name])
+        verdict = gate_emulated(problem, subject.config, gpu, cases, env, captured=fitting[problem])
+        row: dict[str, Any] = {
+            "problem": problem.name, "config": subject.config.name, "origin": subject.origin,
+            "outcome": verdict.outcome, "reason": verdict.reason, "figures": verdict.figures,
+            "seconds": verdict.seconds,
+        }  # fmt: skip
+        if banks and verdict.outcome == "ok":
+            uses = count_banks(problem, subject.config, gpu, cases, env)
+            row["banks"] = [{**asdict(use), "conflict_share": use.conflict_share} for use in uses]
+        yield row
 
 
 def _to_row(subject: Subject, reply: Reply) -> dict[str, Any]:
@@ -136,4 +212,29 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
                 row["origin"],
             )
     # wider than a terminal: a line per kind can be searched
+    Console(width=max(Console().width, _WIDTH)).print(table)
+
+
+def _print_banks(row: dict[str, Any]) -> None:
+    """One line per line of the kernel that touches shared memory, in the order of the text."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    if "banks" not in row:
+        return
+    table = Table("kernel", box=None, header_style="bold")
+    table.add_column("line", justify="right")
+    table.add_column("function")
+    table.add_column("bytes", justify="right")
+    for title in ("accesses", "wavefronts", "ideal", "conflicts"):
+        table.add_column(title, justify="right")
+    table.add_column("text")
+    for use in row["banks"]:
+        direction = "store" if use["is_write"] else "load"
+        table.add_row(
+            use["kernel"], str(use["line"]), use["function"], f"{direction} {use['bytes']}", str(use["accesses"]),
+            str(use["wavefronts"]), str(use["ideal"]), f"{use['conflict_share']:.0%}", escape(use["text"]),
+        )  # fmt: skip
+    click.echo(f"Shared memory of {row['problem']} {row['config']} on normal inputs, by line:")
     Console(width=max(Console().width, _WIDTH)).print(table)

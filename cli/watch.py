@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from sagegen.tuning.events import Attempted, Decided, Event, FinalsStarted, Started, Warned
+from sagegen.tuning.events import Attempted, Decided, Event, FinalsStarted, GateStarted, Started, Warned
 
 _STATUS_EVERY_S = 15.0
 
@@ -57,6 +57,8 @@ class Watcher:
                 event.index / event.count,
                 f"finals {event.index + 1} of {event.count}: {event.problem} at {event.tokens}",
             )
+        elif isinstance(event, GateStarted):
+            self._update(1.0, f"accuracy gate in the emulator: {event.problem} {event.config}")
         elif isinstance(event, Decided):
             self._say(_describe_decision(event))
 

@@ -61,7 +61,10 @@ class KernelResources(Record, frozen=True, kw_only=True):
 
 
 class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Where the figures come from. `shape` and `date` are text: `b1 h32/32 q4096 kv4096`, `2025-11-29`."""
+    """Where the figures come from. `shape` and `date` are text: `b1 h32/32 q4096 kv4096`, `2025-11-29`.
+
+    `accuracy_from` is absent when accuracy figures are from the GPU itself; `emulator` means small inputs on the CPU.
+    """
 
     kind: Literal["measured", "predicted"]
     gpu: str
@@ -75,6 +78,7 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     text_sha256: Sha256 | None = None
     clock_mhz: float | None = None
     power_limit_w: float | None = None
+    accuracy_from: Literal["emulator"] | None = None
 
 
 class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,7 +89,7 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
         answer: `kernel`, or `sdpa` where torch is faster with quantization counted in.
         config: a config's name; with `kernel` and `cubin_sha256` needed for answer `kernel`.
         kernel: name of the rendered source, and so of its kernels.
-        min_cosine: cosine against FP64 on normal inputs; absent when it was never measured.
+        min_cosine: cosine against FP64 on normal inputs; absent when it is not known.
         accuracy: figures by input kind.
     """
 

@@ -21,6 +21,8 @@ E4M3_MAX = 448.0
 #: Bytes of scores that are alive at once; lengths of 16K fit a small GPU this way.
 _CHUNK_BYTES = 256 << 20
 _LOG2_E = math.log2(math.e)
+#: What the accumulators of `magic` start at, read as floats: 1.5 * 2^23.
+_MAGIC = 12582912.0
 #: Keys of one FP8 matrix instruction (mma.m16n8k32): the accumulator is cut after each.
 _MMA_KEYS = 32
 
@@ -186,28 +188,53 @@ def quantized_attention(
     q8, q_scale = quantize_queries(q.float(), config)
     k8, k_scale = quantize_keys(k.float() - mean, config)
     values, v_scale = quantize_values(v, config)
-    q8, q_scale = q8.reshape(*rows, head_dim), q_scale.reshape(*rows, 1) * (scale * _LOG2_E)
+    # the scale's sign goes into Q, its size into Q's scales, in the order of the kernels' roundings
+    q8 = q8.reshape(*rows, head_dim) * math.copysign(1, scale)
+    q_scale = q_scale.reshape(*rows, 1) * abs(scale) * _LOG2_E
     last_key = torch.arange(q.shape[2], device=q.device).repeat(q.shape[1] // heads_kv)[:, None]
     last_key = last_key + (kv_len - q.shape[2]) if problem.is_causal else torch.full_like(last_key, kv_len - 1)
 
+    unit = E4M3_MAX if config.quantizes_v else 1.0  # weights are up to that, so that P fills E4M3's range
     out = torch.zeros_like(q8)
     total = torch.zeros_like(q_scale)
     peak = torch.full_like(q_scale, -math.inf)
     for start in range(0, kv_len, config.block_k):
         keys = slice(start, min(start + config.block_k, kv_len))
+        factor = q_scale * k_scale[:, :, keys].transpose(-1, -2)
         # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
-        scores = q8 @ k8[:, :, keys].transpose(-1, -2) * (q_scale * k_scale[:, :, keys].transpose(-1, -2))
-        scores.masked_fill_(torch.arange(keys.start, keys.stop, device=q.device) > last_key, -math.inf)
+        integers = q8 @ k8[:, :, keys].transpose(-1, -2)
+        hidden = torch.arange(keys.start, keys.stop, device=q.device) > last_key
+        scores = (integers * factor).masked_fill_(hidden, -math.inf)
         grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
         anchor = grown.masked_fill(grown == -math.inf, 0)
-        weights = (scores - anchor).exp2()
+        weights = _weights(integers, factor, anchor - math.log2(unit), config).masked_fill_(hidden, 0)
         decay = (peak - anchor).exp2()
         peak, total = grown, total * decay + weights.sum(-1, keepdim=True)
         out = _accumulate(out * decay, weights, values[:, :, keys], config, accumulator)
     out = out * v_scale / total.masked_fill(total == 0, 1)
     bias = q.float().reshape(*rows, head_dim) @ mean.transpose(-1, -2) * scale
-    lse = (peak + total.log2()) / _LOG2_E + bias
+    lse = (peak + (total / unit).log2()) / _LOG2_E + bias
     return out.view(q.shape), lse.view(q.shape[:-1])
+
+
+def _weights(integers: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: Config) -> torch.Tensor:
+    """2^(integers * factor - floor), the exponent rounded where kernels round it: once, since it is one FMA.
+
+    `magic` has its bias in the scores, so bias times factor is subtracted too, as one FP32 number with the floor. That
+    number is rounded up, which makes the weights of its keys smaller by up to 1.5 integer steps of a score.
+    """
+    shift = floor.double()
+    if config.conversion == "magic":
+        bias = _MAGIC * factor.double()
+        shift = _round_up(bias + shift) - bias
+    return (integers.double() * factor - shift).float().exp2()
+
+
+def _round_up(x: torch.Tensor) -> torch.Tensor:
+    """To FP32, towards plus infinity; float64."""
+    nearest = x.float()
+    above = torch.nextafter(nearest, torch.full_like(nearest, math.inf))
+    return torch.where(nearest.double() < x, above, nearest).double()
 
 
 def quantize_queries(q: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
@@ -283,12 +310,12 @@ def _accumulate(
     if not config.quantizes_v:
         narrow = torch.float16 if config.pv == "f16f32" else torch.bfloat16
         return out + weights.to(narrow).float() @ values
-    p = round_e4m3(weights * E4M3_MAX)
+    p = round_e4m3(weights)
     for first in range(0, weights.shape[-1], config.accum_depth):
         partial = torch.zeros_like(out)
         for start in range(first, min(first + config.accum_depth, weights.shape[-1]), _MMA_KEYS):
             keys = slice(start, start + _MMA_KEYS)
             partial = partial + p[..., keys] @ values[:, :, keys]
             partial = truncate_fp22(partial) if accumulator == "fp22" else partial
-        out = out + partial / E4M3_MAX
+        out = out + partial
     return out

@@ -2,8 +2,8 @@
 
     <root>/<name>.<hash12>/{kernel.cu, kernel.cubin, build.json}
 
-The emulator keeps its shared libraries in one too. The hash is of everything that decides the binary, so an entry is never out of date and needs no time stamps. Entries
-appear by one rename; readers take no lock.
+The emulator keeps its shared libraries in one too. The hash is of everything that decides the binary, so an entry is
+never out of date and needs no time stamps. Entries appear by one rename; readers take no lock.
 """
 
 from __future__ import annotations

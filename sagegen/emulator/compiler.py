@@ -40,8 +40,8 @@ LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,defs", "-Wl,-Bsymbolic")
 
 LIBRARIES = Files(SOURCE_FILE, "kernel.so", "library_sha256")
 _OBJECTS = Files("runtime.cpp", "runtime.o", "object_sha256")
-#: The runtime's functions as the host layer sees them.
-_SHARED_HEADER = "emulator.cuh"
+#: How the names of those host includes begin that declare the runtime's functions.
+_DECLARATIONS = "emulator"
 #: What the debug information says instead of the build folder, so that equal text gives equal libraries.
 _FOLDER_IN_DEBUG = "/sagegen"
 
@@ -170,10 +170,10 @@ def _machine_flags(gcc: int) -> tuple[str, ...]:
 def _read_runtime() -> dict[str, bytes]:
     """The runtime's files by name."""
     runtime = importlib.resources.files("sagegen.emulator") / "runtime"
-    files = {entry.name: entry.read_bytes() for entry in runtime.iterdir() if entry.name.endswith((".cpp", ".hpp"))}
-    header = importlib.resources.files("sagegen.templates") / "include" / "host" / _SHARED_HEADER
-    files[_SHARED_HEADER] = header.read_bytes()
-    return dict(sorted(files.items()))
+    host = importlib.resources.files("sagegen.templates") / "include" / "host"
+    entries = [entry for entry in runtime.iterdir() if entry.name.endswith((".cpp", ".hpp"))]
+    entries += [entry for entry in host.iterdir() if entry.name.startswith(_DECLARATIONS)]
+    return {entry.name: entry.read_bytes() for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
@@ -216,9 +216,9 @@ def _compile(
         (folder / LIBRARIES.source).write_text(source.text)
         flags = [*compiler.machine_flags, *KERNEL_FLAGS, f"-ffile-prefix-map={folder}={_FOLDER_IN_DEBUG}"]
         translate = [*compiler.command, *flags, "-x", "c++", "-c", LIBRARIES.source, "-o", "kernel.o"]
-        _run_all([translate], folder, timeout_s, source.name)
+        _run_all([translate], folder, timeout_s, f"the host text of {source.name}")
         link = [*compiler.command, *LINK_FLAGS, "kernel.o", str(runtime_object), "-o", LIBRARIES.binary]
-        _run_all([link], folder, timeout_s, source.name)
+        _run_all([link], folder, timeout_s, f"the host text of {source.name}")
         record = {"name": source.name, "text_sha256": source.sha256, "compiler": compiler.build, "flags": flags}
         return store.publish(key, source.text, (folder / LIBRARIES.binary).read_bytes(), record)
 
@@ -238,7 +238,7 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path, timeout_s: float, 
                 processes.append(_start(command, folder, log))
         for process, log in zip(processes, logs, strict=True):
             if process.wait(max(0.0, deadline - time.monotonic())):
-                raise BuildError(f"{what} did not compile for the emulator: {_first_error(log)}")
+                raise BuildError(f"{what} did not compile: {_first_error(log)}")
     except subprocess.TimeoutExpired as error:
         raise BuildError(f"{what}: the host compiler took more than {timeout_s:g} s") from error
     finally:

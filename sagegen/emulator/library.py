@@ -97,6 +97,7 @@ class KernelRun:
         architecture: compute capability, e.g. 89.
         workers: operating system threads that share the blocks.
         count_banks: count shared-memory wavefronts by access site.
+        is_programmatic: it starts before its predecessor has ended (programmatic dependent launch).
     """
 
     name: str
@@ -108,6 +109,7 @@ class KernelRun:
     architecture: int
     workers: int
     count_banks: bool
+    is_programmatic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,7 @@ class Session:
             params_bytes=len(run.params),
             params=run.params,
             architecture=run.architecture,
+            is_programmatic=run.is_programmatic,
             workers=run.workers,
             count_banks=run.count_banks,
         )

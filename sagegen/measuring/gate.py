@@ -10,7 +10,7 @@ import torch
 
 from sagegen import reference
 from sagegen.measuring.call import Allocator, bind_call
-from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, Inputs, make_inputs
+from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, InputKind, Inputs, make_inputs
 from sagegen.plan import Loaded
 from sagegen.problem import Problem
 from sagegen.space import Config
@@ -65,6 +65,7 @@ FLOORS: Mapping[str, Floor] = {
     "v_constant": Floor(relative_error=0.01),
     "v_offset_long": Floor(relative_l2=0.05),
     "v_one_long": Floor(relative_l2=0.05),
+    "v_one_4k": Floor(relative_l2=0.01),
     "off_edge": Floor(lse_error=0.01),
     "few_keys": Floor(lse_error=0.1),
 }
@@ -105,16 +106,21 @@ class Case:
 
 
 class Cases:
-    """The gate's cases on one device, made when first asked for and kept: FP64 truth costs more than a candidate."""
+    """The gate's cases on one device, made when first asked for and kept: FP64 truth costs more than a candidate.
 
-    def __init__(self, device: torch.device | str) -> None:
+    Args:
+        kinds: by name; the emulator has EMULATED_KINDS.
+    """
+
+    def __init__(self, device: torch.device | str, kinds: Mapping[str, InputKind] = INPUT_KINDS) -> None:
         self.device = torch.device(device)
+        self._kinds = kinds
         self._cases: dict[tuple[Problem, str], Case] = {}
 
     def get(self, problem: Problem, kind: str) -> Case:
-        """The case of one of INPUT_KINDS, or of captured inputs added before."""
+        """The case of one of the kinds, or of captured inputs added before."""
         if (problem, kind) not in self._cases:
-            inputs = make_inputs(INPUT_KINDS[kind], problem, self.device)
+            inputs = make_inputs(self._kinds[kind], problem, self.device)
             self._cases[problem, kind] = _make_case(inputs, problem, FLOORS.get(kind, DEFAULT_FLOOR))
         return self._cases[problem, kind]
 
@@ -172,7 +178,7 @@ def run_gate(
     Args:
         program: the loaded kernels of `problem` and `config`.
         cases: truths on the program's device, kept between candidates.
-        kinds: of INPUT_KINDS or added to `cases`.
+        kinds: those of `cases`, or added to them.
 
     Raises:
         RuntimeError: a kernel faulted; the CUDA context is then unusable (torch.AcceleratorError).

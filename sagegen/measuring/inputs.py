@@ -118,12 +118,19 @@ def _large_logits(inputs: Inputs, is_causal: bool) -> None:
     inputs.q.copy_(inputs.k[:, :, rows - rows % 97 // 2 if is_causal else rows.flip(0)])
 
 
-def _spoil(inputs: Inputs, is_causal: bool) -> None:
-    """One head each with a bad query, a bad key and a bad value, and one without."""
-    inputs.q[:, 0, 40, 3] = math.nan
-    inputs.k[:, 1, 300, 0] = math.inf
-    # the first key of its tile: where P·V is 16 bits, rows of the tile above it would get the NaN too
-    inputs.v[:, 2, 256, 7] = math.nan
+def _spoil(key: int, value: int) -> Callable[[Inputs, bool], None]:
+    """One head each with a bad query, a bad key and a bad value, and one without.
+
+    Args:
+        value: the first key of its tile: where P·V is 16 bits, rows of the tile above it would get the NaN too.
+    """
+
+    def alter(inputs: Inputs, is_causal: bool) -> None:
+        inputs.q[:, 0, 40, 3] = math.nan
+        inputs.k[:, 1, key, 0] = math.inf
+        inputs.v[:, 2, value, 7] = math.nan
+
+    return alter
 
 
 ZERO_CHANNEL = 3
@@ -142,10 +149,32 @@ _ALL = (
     InputKind("off_edge", "tails of tiles, lengths that differ", Shape(1, 4, 4, 321, 1001), _unchanged),
     InputKind("few_keys", "rows that see no key, when causal", Shape(1, 8, 8, 200, 77), _unchanged),
     InputKind("gqa", "heads that share K and V, strides", Shape(2, 6, 2, 777, 777), _unchanged, "NHD"),
-    InputKind("non_finite", "NaN that spreads or gets lost", Shape(1, 4, 4, 400, 400), _spoil),
+    InputKind("non_finite", "NaN that spreads or gets lost", Shape(1, 4, 4, 400, 400), _spoil(300, 256)),
 )
 #: Every kind of the gate, in the order it runs.
 INPUT_KINDS = {kind.name: kind for kind in _ALL}
+
+
+def _resized(name: str, *shape: int) -> InputKind:
+    return replace(INPUT_KINDS[name], shape=Shape(*shape))
+
+
+_SMALL = (
+    _resized("normal", 1, 2, 2, 256, 256),
+    _resized("k_offset", 1, 2, 2, 130, 300),
+    _resized("channel_offsets", 1, 2, 2, 200, 300),
+    _resized("outliers", 1, 2, 2, 200, 300),
+    _resized("v_constant", 1, 1, 1, 130, 1536),
+    InputKind("v_one_4k", "a chain of FP8 sums that loses bits, at its worst", Shape(1, 1, 1, 16, 4096), _one_values),
+    _resized("v_zero_channel", 1, 1, 1, 130, 200),
+    _resized("large_logits", 1, 1, 1, 256, 256),
+    _resized("off_edge", 1, 2, 2, 161, 301),
+    _resized("few_keys", 1, 2, 2, 200, 77),
+    _resized("gqa", 2, 6, 2, 137, 137),
+    replace(_resized("non_finite", 1, 4, 4, 200, 200), alter=_spoil(150, 128)),
+)
+#: The gate's kinds at sizes that the emulator runs in seconds, under the same names where the same floors hold.
+EMULATED_KINDS = {kind.name: kind for kind in _SMALL}
 
 
 def load_captured(path: Path) -> dict[str, Inputs]:

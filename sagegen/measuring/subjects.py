@@ -1,4 +1,4 @@
-"""What `verify` and `bench` run: the kernels of a registry or of one config, and the GPU they run on."""
+"""What `verify` and `bench` run: the kernels of a registry or of one config, and the GPU they run on, if any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sagegen.measuring.jobs import Candidate
 from sagegen.problem import Problem
 from sagegen.registry import Found, load_registry, lookup
 from sagegen.render import render
-from sagegen.rules import Target, broken_rules, check_config, default_config
+from sagegen.rules import DEFAULT_TOOLKIT, Target, Version, broken_rules, check_config, default_config
 from sagegen.runtime.fetch import find_cubin
 from sagegen.space import Config, parse_config
 from sagegen.store import open_store
@@ -88,6 +88,44 @@ def tuned_subjects(gpu: Gpu, problems: Iterable[Problem], env: Env, folder: Path
     return list(subjects.values())
 
 
+@dataclass(frozen=True, slots=True)
+class EmulatedSubject:
+    """A config to run in the emulator; `origin` is where it is from, in a few words."""
+
+    problem: Problem
+    config: Config
+    origin: str
+
+
+def emulated_subjects(
+    gpu: Gpu, problems: Sequence[Problem], config: Config | None, use_default: bool, env: Env
+) -> list[EmulatedSubject]:
+    """What `verify --emulator` runs: each config of `gpu`'s registry once per problem, of all layers; or one config.
+
+    Args:
+        problems: whose configs are wanted.
+        config: this one instead, for each problem that it is valid for.
+        use_default: each problem's default config instead.
+
+    Raises:
+        RegistryError: a registry file is malformed.
+        ConfigError: `config` is valid for none of the problems.
+    """
+    if config is not None or use_default:
+        pairs = _valid_pairs(gpu, problems, config, DEFAULT_TOOLKIT)
+        return [EmulatedSubject(problem, used, "named" if config else "default") for problem, used in pairs]
+    wanted = {problem.name: problem for problem in problems}
+    found: dict[tuple[str, str], EmulatedSubject] = {}
+    for layer in load_registry(gpu.name, env).layers:
+        for entry in layer.entries:
+            if entry.config is None or entry.problem not in wanted:
+                continue
+            origin = f"{entry.provenance.kind} entry for {entry.lengths.name}"
+            subject = EmulatedSubject(wanted[entry.problem], parse_config(entry.config), origin)
+            found.setdefault((entry.problem, entry.config), subject)
+    return list(found.values())
+
+
 def subject_for(gpu: Gpu, problem: Problem, kv_len: int, env: Env, folder: Path) -> Subject:
     """What a call with `kv_len` keys would run, SDPA aside: the registry's kernel, else the default config.
 
@@ -120,12 +158,7 @@ def build_subjects(gpu: Gpu, problems: Sequence[Problem], config: Config | None,
         ToolchainError, BuildError: it cannot be built.
     """
     toolkit = find_toolkit(env)
-    targets = [Target(gpu, problem, toolkit.version) for problem in problems]
-    pairs = [(target.problem, config or default_config(target)) for target in targets]
-    valid = [pair for pair, target in zip(pairs, targets, strict=True) if not broken_rules(pair[1], target)]
-    if not valid:
-        check_config(pairs[0][1], targets[0])
-    sources = {pair: render(*pair) for pair in valid}
+    sources = {pair: render(*pair) for pair in _valid_pairs(gpu, problems, config, toolkit.version)}
     built = build_batch(list(sources.values()), gpu.arch, open_store(env), toolkit)
     subjects = []
     for (problem, used), source in sources.items():
@@ -134,6 +167,18 @@ def build_subjects(gpu: Gpu, problems: Sequence[Problem], config: Config | None,
             raise BuildError(f"{result.name} did not compile: {result.reason}", "try another --config")
         subjects.append(Subject(problem, used, result.cubin, "built here" if config else "default, built here"))
     return subjects
+
+
+def _valid_pairs(
+    gpu: Gpu, problems: Sequence[Problem], config: Config | None, toolkit: Version
+) -> list[tuple[Problem, Config]]:
+    """The problems that `config` is valid for, or all with their default configs; ConfigError when there is none."""
+    targets = [Target(gpu, problem, toolkit) for problem in problems]
+    pairs = [(target.problem, config or default_config(target)) for target in targets]
+    valid = [pair for pair, target in zip(pairs, targets, strict=True) if not broken_rules(pair[1], target)]
+    if not valid:
+        check_config(pairs[0][1], targets[0])
+    return valid
 
 
 def _raise(error: RegistryError) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from sagegen import reference
-from sagegen.launch import PreparedCall, Program
+from sagegen.plan import Launcher, Loaded
 from sagegen.problem import Problem
 from sagegen.runtime.arguments import ALIGNMENT, Options
 from sagegen.runtime.choose import Device
@@ -27,18 +27,22 @@ Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 _UNALIGNED = ALIGNMENT - 1
 
 
-class Runtime(Protocol):
-    """The machine below a kernel's answer; tests put a recorder in its place."""
-
-    def device(self, device: torch.device) -> Device: ...
-
-    def load_program(self, cubin: bytes, name: str, problem: Problem, config: Config, index: int) -> Program: ...
+class Streams(Protocol):
+    """Where a kernel's answer launches."""
 
     def raw_stream(self, index: int) -> int: ...
 
     def current_device(self) -> int: ...
 
     def guard(self, index: int) -> AbstractContextManager[Any]: ...
+
+
+class Runtime(Streams, Protocol):
+    """The machine below the dispatcher; tests put a recorder in its place."""
+
+    def device(self, device: torch.device) -> Device: ...
+
+    def load_program(self, cubin: bytes, name: str, problem: Problem, config: Config, index: int) -> Loaded: ...
 
     def is_capturing(self) -> bool: ...
 
@@ -60,7 +64,7 @@ def empty_output(q: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class KernelAnswer:
-    """Runs a tuned kernel. Not for concurrent use: `prepared` owns a parameter buffer.
+    """Runs a kernel, on a GPU or in the emulator. Not for concurrent use: `prepared` owns a parameter buffer.
 
     Attributes:
         lse_shape: [batch, heads_q, q_len], or None when no lse is wanted.
@@ -68,12 +72,12 @@ class KernelAnswer:
     """
 
     explanation: Explanation
-    prepared: PreparedCall
+    prepared: Launcher
     workspace_bytes: int
     lse_shape: tuple[int, int, int] | None
     device: torch.device
     index: int
-    runtime: Runtime
+    streams: Streams
     again: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Result]
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
@@ -86,12 +90,12 @@ class KernelAnswer:
         if self.lse_shape is not None:
             lse = torch.empty(self.lse_shape, dtype=torch.float32, device=self.device)
             lse_at = lse.data_ptr()
-        index, runtime = self.index, self.runtime
-        addresses = (q_at, k_at, v_at, target.data_ptr(), lse_at, workspace.data_ptr(), runtime.raw_stream(index))
-        if runtime.current_device() == index:
+        index, streams = self.index, self.streams
+        addresses = (q_at, k_at, v_at, target.data_ptr(), lse_at, workspace.data_ptr(), streams.raw_stream(index))
+        if streams.current_device() == index:
             self.prepared.launch(*addresses)
         else:
-            with runtime.guard(index):
+            with streams.guard(index):
                 self.prepared.launch(*addresses)
         if out is not None:
             target = _written(out, target)

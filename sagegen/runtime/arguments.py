@@ -17,7 +17,7 @@ from sagegen.problem import HEAD_DIMS, Dtype, Problem, Shape
 
 LAYOUTS = ("HND", "NHD")
 PRECISIONS = ("auto", "int8", "int4")
-BACKENDS = ("kernel", "sdpa", "reference")
+BACKENDS = ("kernel", "emulator", "sdpa", "reference")
 DEFAULT_MIN_COSINE = 0.999
 #: Kernels load 16 bytes at a time: addresses and strides must be multiples of that.
 ALIGNMENT = 16
@@ -109,8 +109,6 @@ def check_call(
 
 def check_backend(name: str, value: str | None) -> None:
     """Raise ArgumentError, naming the argument or variable `name`, unless `value` is None or one of BACKENDS."""
-    if value == "emulator":
-        raise ArgumentError(f"{name}: the emulator is not in this version", "use 'reference'")
     if value is not None and value not in BACKENDS:
         raise ArgumentError(f"{name}={value!r} does not exist", f"use one of {', '.join(BACKENDS)}")
 

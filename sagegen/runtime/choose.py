@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from sagegen.abi import LAUNCH_ABI
 from sagegen.env import Env
 from sagegen.errors import RegistryError
-from sagegen.gpu import Gpu
+from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
 from sagegen.rules import Target, default_config
 from sagegen.runtime.arguments import DEFAULT_MIN_COSINE, Checked, Options
 from sagegen.runtime.explanation import Explanation
 from sagegen.space import parse_config
+
+#: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
+EMULATED_GPU = GPUS["l20"]
 
 NO_GRADIENT = "an input requires a gradient, which only torch computes"
 
@@ -69,6 +72,8 @@ def choose(
         return Explanation("sdpa", "backend='sdpa' was asked for")
     if backend == "reference":
         return _choose_reference(checked, "backend='reference' was asked for", needs_grad)
+    if backend == "emulator":
+        return _choose_emulator(checked, device, needs_grad)
     if device.kind == "cpu" and backend != "kernel":
         return _choose_reference(checked, "tensors are on the CPU", needs_grad)
     obstacle = NO_GRADIENT if needs_grad else checked.obstacle
@@ -87,6 +92,25 @@ def _choose_reference(checked: Checked, reason: str, needs_grad: bool) -> Explan
     if checked.is_masked:
         return Explanation("sdpa", f"{reason}, and a mask or window is torch's to apply")
     return Explanation("reference", reason, problem=checked.problem)
+
+
+def _choose_emulator(checked: Checked, device: Device, needs_grad: bool) -> Explanation:
+    """The default config of EMULATED_GPU, whatever is tuned: the same call gives the same bits on every machine."""
+    obstacle = NO_GRADIENT if needs_grad else checked.obstacle
+    if device.kind != "cpu":
+        obstacle = f"the emulator runs on CPU tensors, these are on {device.kind}: move them with .cpu()"
+    problem = checked.problem
+    if obstacle is not None or problem is None:
+        return Explanation("sdpa", obstacle or "no kernel", is_fallback=True)
+    config = default_config(Target(EMULATED_GPU, problem))
+    return Explanation(
+        "emulator",
+        f"backend='emulator' was asked for; it runs {EMULATED_GPU.name}'s default config on the CPU",
+        gpu=EMULATED_GPU.name,
+        problem=problem,
+        config=config,
+        notes=_copy_notes(checked),
+    )
 
 
 def _choose_kernel(
@@ -126,8 +150,9 @@ def _entry_notes(found: Found, device: Device) -> tuple[str, ...]:
         notes.append(f"no bucket of {entry.problem} holds this length, {entry.lengths.name} stands in; {mend}")
     if not entry.measured:
         notes.append(f"the entry of {found.gpu_name} for {entry.problem} is predicted, not measured; {mend}")
-    if entry.min_cosine is None and entry.answer == "kernel":
-        notes.append(f"the accuracy of {entry.problem} was never measured on {found.gpu_name}; {mend}")
+    if entry.answer == "kernel" and (entry.min_cosine is None or entry.provenance.accuracy_from):
+        emulated = " and is the emulator's" if entry.provenance.accuracy_from else ""
+        notes.append(f"the accuracy of {entry.problem} was never measured on {found.gpu_name}{emulated}; {mend}")
     if entry.answer == "kernel" and entry.provenance.launch_abi != LAUNCH_ABI:
         notes.append(
             f"the kernel of {entry.problem} has launch ABI {entry.provenance.launch_abi}, not {LAUNCH_ABI}; {mend}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +12,7 @@ import torch
 
 from sagegen.env import Env, read_env
 from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
-from sagegen.gpu import match_gpu
-from sagegen.launch import Program, load_program
-from sagegen.plan import make_plan
-from sagegen.problem import Problem
+from sagegen.plan import Loaded, make_plan
 from sagegen.runtime.answers import (
     Answer,
     CopyAnswer,
@@ -30,46 +26,14 @@ from sagegen.runtime.answers import (
     empty_output,
 )
 from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
-from sagegen.runtime.choose import Device, choose
-from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.choose import EMULATED_GPU, Device, choose
+from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
-from sagegen.runtime.fetch import build_cubin, find_cubin
-from sagegen.space import Config
+from sagegen.runtime.fetch import build_cubin, describe_compiler, find_cubin, load_emulated
+from sagegen.runtime.machine import CudaRuntime, NoStreams
 
 #: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
 _MEMO_LIMIT = 4096
-
-
-class CudaRuntime:
-    """torch's CUDA state and the driver."""
-
-    @functools.cache  # noqa: B019  one instance lives as long as the process
-    def device(self, device: torch.device) -> Device:
-        if device.type != "cuda":
-            return Device(device.type, -1)
-        properties = torch.cuda.get_device_properties(device)
-        arch = f"sm_{properties.major}{properties.minor}"
-        gpu = match_gpu(properties.name, properties.multi_processor_count)
-        return Device("cuda", device.index or 0, properties.name, arch, gpu)
-
-    def load_program(self, cubin: bytes, name: str, problem: Problem, config: Config, index: int) -> Program:
-        return load_program(cubin, name, problem, config, index)
-
-    def raw_stream(self, index: int) -> int:
-        """Handle of torch's current stream. `torch.cuda.current_stream()` would build an object: 5 us a call."""
-        handle: int = torch._C._cuda_getCurrentRawStream(index)
-        return handle
-
-    def current_device(self) -> int:
-        """As `torch.cuda.current_device()`, without its check that CUDA is initialized: the inputs are there."""
-        index: int = torch._C._cuda_getDevice()
-        return index
-
-    def guard(self, index: int) -> AbstractContextManager[Any]:
-        return torch.cuda.device(index)
-
-    def is_capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
 
 
 class _PerThread(threading.local):
@@ -93,7 +57,7 @@ class Dispatcher:
         self._read = read
         self._local = _PerThread()
         self._lock = threading.Lock()
-        self._programs: dict[tuple[str, str | None, int], Program | SagegenError] = {}
+        self._programs: dict[tuple[str, str | None, int], Loaded | SagegenError] = {}
 
     @functools.cached_property
     def env(self) -> Env:
@@ -148,15 +112,15 @@ class Dispatcher:
     ) -> Explanation:
         """What would answer, as far as it is known without loading or building a kernel. Raises as `attention`."""
         explanation = self._choose(q, k, v, attn_mask, Options(*options))[1]
-        if explanation.answer != "kernel" or find_cubin(explanation.found, self.env, self._on_registry_error):
+        if explanation.answer not in KERNEL_ANSWERS:
             return explanation
-        from sagegen.toolkit import find_toolkit  # not at the top: calls whose kernel is at hand need no toolkit
-
+        if explanation.answer == "kernel" and find_cubin(explanation.found, self.env, self._on_registry_error):
+            return explanation
         try:
-            toolkit = find_toolkit(self.env)
+            compiler = describe_compiler(explanation.answer, self.env)
         except SagegenError as error:
             return _without_kernel(explanation, error)
-        note = f"the kernel is compiled at the first call, with nvcc {toolkit.build}"
+        note = f"the kernel is compiled at the first call, with {compiler}"
         return replace(explanation, notes=(*explanation.notes, note))
 
     @property
@@ -200,7 +164,7 @@ class Dispatcher:
         if out is not None:
             check_out(out, q)
         lasts = True
-        if explanation.answer == "kernel":
+        if explanation.answer in KERNEL_ANSWERS:
             device = self._runtime.device(q.device)
             program, lasts = self._find_program(explanation, device)
             if not isinstance(program, SagegenError):
@@ -209,8 +173,9 @@ class Dispatcher:
                 return self._prepare_kernel(q, k, v, out, checked, options, values, program, explanation), True
             explanation = _without_kernel(explanation, program)
         if explanation.is_fallback:
-            if (options.backend or self.env.backend) == "kernel":
-                raise UnsupportedError(f"backend='kernel' cannot answer: {explanation.reason}")
+            backend = options.backend or self.env.backend
+            if backend in KERNEL_ANSWERS:
+                raise UnsupportedError(f"backend={backend!r} cannot answer: {explanation.reason}")
             fall_back(explanation.reason, self.env.strict)
         if explanation.answer == "zeros":
             return ZerosAnswer(explanation, options), lasts
@@ -227,7 +192,7 @@ class Dispatcher:
         checked: Checked,
         options: Options,
         values: tuple[Any, ...],
-        program: Program,
+        program: Loaded,
         explanation: Explanation,
     ) -> Answer:
         assert checked.problem is not None
@@ -247,16 +212,16 @@ class Dispatcher:
             lse_shape=(shape.batch, shape.heads_q, shape.q_len) if want_lse else None,
             device=q.device,
             index=program.device,
-            runtime=self._runtime,
+            streams=NoStreams() if explanation.answer == "emulator" else self._runtime,
             again=again,
         )
         return CopyAnswer(answer, checked.copies) if checked.copies else answer
 
-    def _find_program(self, explanation: Explanation, device: Device) -> tuple[Program | SagegenError, bool]:
+    def _find_program(self, explanation: Explanation, device: Device) -> tuple[Loaded | SagegenError, bool]:
         """The loaded program or why there is none, and whether that holds for later calls too."""
         digest = explanation.found.entry.cubin_sha256 if explanation.found else None
         key = (str(explanation.kernel), digest, device.index)
-        if key not in self._programs and self._runtime.is_capturing():
+        if device.kind == "cuda" and key not in self._programs and self._runtime.is_capturing():
             return DriverError("CUDA graphs are being captured", "make such a call once before capturing"), False
         with self._lock:  # threads that want the same kernel wait for one of them to build and load it
             if key not in self._programs:
@@ -266,11 +231,13 @@ class Dispatcher:
                     self._programs[key] = error
             return self._programs[key], True
 
-    def _load(self, explanation: Explanation, device: Device) -> Program:
+    def _load(self, explanation: Explanation, device: Device) -> Loaded:
         problem, config, name = explanation.problem, explanation.config, explanation.kernel
         assert problem is not None
         assert config is not None
         assert name is not None
+        if explanation.answer == "emulator":
+            return load_emulated(problem, config, EMULATED_GPU, self.env)
         cubin = find_cubin(explanation.found, self.env, self._on_registry_error)
         if cubin is None:
             cubin = build_cubin(problem, config, device, self.env)

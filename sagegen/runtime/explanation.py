@@ -9,7 +9,9 @@ from sagegen.problem import Problem
 from sagegen.registry import Found
 from sagegen.space import Config
 
-Answer = Literal["kernel", "sdpa", "reference", "zeros"]
+Answer = Literal["kernel", "emulator", "sdpa", "reference", "zeros"]
+#: The answers that a kernel of ours computes: on a GPU, or in the emulator.
+KERNEL_ANSWERS = ("kernel", "emulator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +19,12 @@ class Explanation:
     """One call's answer and its reasons; print it.
 
     Attributes:
-        answer: `kernel` of ours, torch `sdpa`, the exact `reference`, or `zeros` for a call without queries or keys.
+        answer: `kernel` of ours, the `emulator` that runs one on the CPU, torch `sdpa`, the exact `reference`, or
+            `zeros` for a call without queries or keys.
         reason: why that one.
         is_fallback: torch answers because no kernel could, not because it was asked for or is faster.
-        gpu: name of the GPU, or the driver's for one without a row in the GPU table; None on the CPU.
+        gpu: name of the GPU, or the driver's for one without a row in the GPU table; the emulated one's for the
+            emulator; else None on the CPU.
         problem: what was asked, when a kernel could be asked it.
         found: the registry entry that was looked up; None when nothing was tuned, or nothing was looked up.
         config: what the kernel is built from.
@@ -39,7 +43,7 @@ class Explanation:
     @property
     def kernel(self) -> str | None:
         """Name of the kernel that runs."""
-        if self.answer != "kernel" or self.problem is None or self.config is None:
+        if self.answer not in KERNEL_ANSWERS or self.problem is None or self.config is None:
             return None
         entry = self.found.entry if self.found else None
         return (entry.kernel if entry else None) or f"{self.problem.name}_{self.config.name}"
@@ -47,7 +51,7 @@ class Explanation:
     @property
     def provenance(self) -> str | None:
         """`measured` or `predicted` by the registry entry, `untuned` for a default config; None without a kernel."""
-        if self.answer != "kernel":
+        if self.answer not in KERNEL_ANSWERS:
             return None
         return self.found.entry.provenance.kind if self.found else "untuned"
 

@@ -1,14 +1,17 @@
-"""Where a kernel's cubin comes from: beside its registry, else the store, else nvcc."""
+"""Where a kernel comes from: its cubin from beside its registry, else the store, else nvcc; the emulator's from g++."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from sagegen.abi import LAUNCH_ABI
 from sagegen.env import Env
 from sagegen.errors import BuildError, RegistryError
+from sagegen.gpu import Gpu
+from sagegen.plan import Loaded
 from sagegen.problem import Problem
 from sagegen.registry import Found, read_cubin
 from sagegen.runtime.choose import Device
@@ -62,17 +65,49 @@ def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> b
     if device.gpu is not None:
         check_config(config, Target(device.gpu, problem, toolkit.version))
     start = time.monotonic()
-    # what the store has comes at once and needs no words
-    notice = threading.Timer(
-        _PATIENCE_S, LOGGER.warning, ("compiling %s for %s; this happens once", source.name, device.arch)
-    )
-    notice.start()
-    try:
+    with _told(source.name, device.arch):
         built = build_batch([source], device.arch, open_store(env), toolkit)[source.name]
-    finally:
-        notice.cancel()
     if isinstance(built, BuildFailure):
         raise BuildError(f"{source.name} did not compile: {built.reason}", device.tune_command)
     if not built.cached:
         LOGGER.warning("compiled %s in %.1f s with nvcc %s", source.name, time.monotonic() - start, toolkit.build)
     return read_stored_cubin(built.cubin.parent)
+
+
+def describe_compiler(answer: str, env: Env) -> str:
+    """What a kernel for `answer`, `kernel` or `emulator`, would be compiled with.
+
+    Raises:
+        ToolchainError: this machine has no such compiler.
+    """
+    # not at the top: calls whose kernel is at hand need no compiler
+    if answer == "emulator":
+        from sagegen.emulator.compiler import find_compiler
+
+        return f"g++ {find_compiler().build}"
+    from sagegen.toolkit import find_toolkit
+
+    return f"nvcc {find_toolkit(env).build}"
+
+
+def load_emulated(problem: Problem, config: Config, gpu: Gpu, env: Env) -> Loaded:
+    """`config` as it would run on `gpu`, loaded into the emulator; compiled unless an earlier process did.
+
+    Raises:
+        ToolchainError, BuildError, StoreError: it cannot be compiled here.
+    """
+    from sagegen.emulator.program import load_emulated  # not at the top: needs the renderer
+
+    with _told(f"{problem.name}_{config.name}", "the emulator"):
+        return load_emulated(problem, config, gpu, env)
+
+
+@contextmanager
+def _told(name: str, target: str) -> Iterator[None]:
+    """Tell the user what a call waits for; what the store has comes at once and needs no words."""
+    notice = threading.Timer(_PATIENCE_S, LOGGER.warning, ("compiling %s for %s; this happens once", name, target))
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()

@@ -59,7 +59,9 @@ def attention(
         smooth_k, smooth_q, smooth_v, rotate: force a step of the quantizer on or off; None leaves it to the kernel.
         return_lse: also return the log-sum-exp of the scores.
         out: written and returned instead of a new tensor; q's shape, dtype and device.
-        backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. None chooses.
+        backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. `emulator` runs an
+            L20's default kernel on CPU tensors, bit by bit what it computes, at seconds per million scores, and raises
+            where no kernel can answer; needs g++. None chooses.
 
     Returns:
         The output, q's shape and dtype. With `return_lse` also the natural-log log-sum-exp, float32,
@@ -69,6 +71,7 @@ def attention(
         TypeError, ArgumentError: a malformed argument; nothing was launched.
         UnsupportedError: no kernel can answer and `backend` or SAGEGEN_STRICT insists on one.
         DriverError: a launch was refused.
+        EmulatorError: in the emulator a kernel raced, deadlocked or left its memory; the message quotes the line.
     """
     plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
     if torch.compiler.is_compiling() or not (plain or _has_stranger(q, k, v)):

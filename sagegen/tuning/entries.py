@@ -35,11 +35,17 @@ class Place:
     state: GpuState = field(default_factory=GpuState)
 
 
-def predicted_entry(variant: Variant, built: Built, length: TunedLength, prediction: Prediction, gpu: Gpu) -> Entry:
-    """An entry of a config that was compiled for `gpu` but never run there."""
+def predicted_entry(
+    variant: Variant, built: Built, length: TunedLength, prediction: Prediction, gpu: Gpu, record: Record | None = None
+) -> Entry:
+    """An entry of a config that was compiled for `gpu` but never run there.
+
+    Args:
+        record: has the accuracy figures of the emulator, if any.
+    """
     shape = tuned_shape(length)
     figures = Timing(predicted_us=round(prediction.kernel_us, 1), predicted_full_us=round(prediction.call_us, 1))
-    return _entry("predicted", variant, built, length, shape, Place(gpu), figures)
+    return _entry("predicted", variant, built, length, shape, Place(gpu), figures, record)
 
 
 def screened_entry(
@@ -145,5 +151,6 @@ def _entry(
             text_sha256=variant.source.sha256,
             clock_mhz=place.state.clock_mhz,
             power_limit_w=place.state.power_limit_w,
+            accuracy_from="emulator" if accuracy and kind == "predicted" else None,
         ),
     )

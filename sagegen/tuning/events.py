@@ -67,6 +67,14 @@ class FinalsStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class GateStarted:
+    """The accuracy gate of a config runs in the emulator."""
+
+    problem: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """The winner of one problem's bucket, as it goes into the registry."""
 
@@ -78,7 +86,7 @@ class Decided:
     speed_vs_sdpa: float | None
 
 
-Event = Started | Warned | Attempted | FinalsStarted | Decided
+Event = Started | Warned | Attempted | FinalsStarted | GateStarted | Decided
 Listener = Callable[[Event], None]
 
 

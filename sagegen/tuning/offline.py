@@ -1,7 +1,7 @@
 """Tuning for a GPU that is absent: compile for it, let ptxas say what each config takes, rank with the model.
 
-Its entries are `predicted`: nothing here ran on the GPU, and nothing goes into the journal of measurements. What was
-compiled stays in the store, so a second run is quick.
+The winners must pass the accuracy gate in the emulator. Entries are `predicted`: nothing here ran on the GPU, and
+nothing goes into the journal of measurements. What was compiled stays in the store, so a second run is quick.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from sagegen.toolkit import Toolkit
 from sagegen.tuning.entries import predicted_entry
 from sagegen.tuning.events import Attempted, Decided, Listener, Started, ignore
 from sagegen.tuning.examine import tuned_shape
+from sagegen.tuning.gatekeeper import Gate, Gatekeeper
 from sagegen.tuning.journal import Outcome, Record
 from sagegen.tuning.model import Measured, predict
 from sagegen.tuning.request import Request, Result, make_target
@@ -36,6 +37,8 @@ from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 #: Configs compiled per problem when the request says nothing: some two minutes for four problems on two cores.
 DEFAULT_TRIALS = 40
 _BATCH_PER_PROBLEM = 3
+#: Of the budget, kept for the accuracy gate: some seconds per winner.
+_GATE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,25 @@ class _Survivor:
 
 
 def tune_offline(
-    request: Request, store: Store, toolkit: Toolkit, listen: Listener = ignore, *, jobs: int | None = None
+    request: Request,
+    store: Store,
+    toolkit: Toolkit,
+    listen: Listener = ignore,
+    *,
+    jobs: int | None = None,
+    gate: Gate | None = None,
 ) -> Result:
     """Compile the configs that the model favours, drop those that spill, rank the rest with their real registers.
 
     The default config always takes part. Ends early when the budget is spent or on Ctrl+C, with what it has.
 
+    Args:
+        gate: what winners must pass, see `make_gate`; one that fails gives way to the next best. None: no gate.
+
     Raises:
         BuildError: nothing compiled; the message carries the compiler's first error.
     """
-    run = _OfflineRun(request, toolkit, listen)
+    run = _OfflineRun(request, toolkit, listen, gate)
     builder = BuildAhead(request.gpu.arch, store, toolkit, jobs=jobs, timeout_s=request.build_timeout_s)
     cause: BaseException | None = None
     try:
@@ -67,14 +79,16 @@ def tune_offline(
     finally:
         builder.close()
     run.fail_if_nothing_compiled(cause)
+    if cause is not None:
+        run.keeper.stop()  # whoever ended the run does not want to wait
     entries, cubins = run.decide()
-    return Result(entries, cubins, tuple(run.records), cause)
+    return Result(entries, cubins, tuple(run.records), cause or run.keeper.interrupt)
 
 
 class _OfflineRun:
     """One offline run."""
 
-    def __init__(self, request: Request, toolkit: Toolkit, listen: Listener) -> None:
+    def __init__(self, request: Request, toolkit: Toolkit, listen: Listener, gate: Gate | None) -> None:
         self.start = time.monotonic()
         self.request = request
         self.toolkit = toolkit
@@ -83,6 +97,7 @@ class _OfflineRun:
         self.records: list[Record] = []
         self.survivors: dict[Problem, list[_Survivor]] = {problem: [] for problem in request.problems}
         self.defaults = {p: default_config(make_target(request, p, toolkit)) for p in request.problems}
+        self.keeper = Gatekeeper(gate, self._left_s, listen)
         self._counts: Counter[Outcome] = Counter()
         self._total = 0
 
@@ -93,7 +108,7 @@ class _OfflineRun:
         turns = [variant for row in itertools.zip_longest(*chosen.values()) for variant in row if variant]
         size = _BATCH_PER_PROBLEM * len(chosen)
         for first in range(0, len(turns), size):
-            if self._left_s() == 0:
+            if self._compiling_left_s() == 0:
                 return
             batch = turns[first : first + size]
             builds = builder.submit(batch).result()
@@ -113,18 +128,45 @@ class _OfflineRun:
         )
 
     def decide(self) -> tuple[tuple[Entry, ...], dict[str, Path]]:
-        """The best survivor of every case by the predicted full call."""
+        """The best survivor of every case by the predicted full call, of those that pass the accuracy gate."""
         entries, cubins = [], {}
         for problem, survivors in self.survivors.items():
+            defaults = [s for s in survivors if s.variant.config == self.defaults[problem]]
             for length in self.request.lengths if survivors else ():
-                best = min(survivors, key=lambda s: self._call_us(s, length))
-                default = next((s for s in survivors if s.variant.config == self.defaults[problem]), None)
-                prediction = predict(best.variant.config, problem, tuned_shape(length), self.request.gpu, best.measured)
-                entries.append(predicted_entry(best.variant, best.built, length, prediction, self.request.gpu))
-                cubins[best.built.cubin_sha256] = best.built.cubin
-                speed = self._call_us(default, length) / self._call_us(best, length) if default else None
-                self.listen(Decided(problem.name, length.bucket.name, "kernel", best.variant.config.name, speed, None))
+                best = self._best_that_passes(problem, length)
+                if best is None:
+                    self.listen(Decided(problem.name, length.bucket.name, "kernel", None, None, None))
+                    continue
+                config, built = best.variant.config, best.built
+                prediction = predict(config, problem, tuned_shape(length), self.request.gpu, best.measured)
+                record = self.records[self._record_index(best)]
+                entries.append(predicted_entry(best.variant, built, length, prediction, self.request.gpu, record))
+                cubins[built.cubin_sha256] = built.cubin
+                speed = self._call_us(defaults[0], length) / self._call_us(best, length) if defaults else None
+                self.listen(Decided(problem.name, length.bucket.name, "kernel", config.name, speed, None))
         return tuple(entries), cubins
+
+    def _best_that_passes(self, problem: Problem, length: TunedLength) -> _Survivor | None:
+        """The best survivor; those that fail the gate are none from then on, for every length."""
+        for survivor in sorted(self.survivors[problem], key=lambda s: self._call_us(s, length)):
+            verdict = self.keeper.judge(problem, survivor.variant.config)
+            if verdict is None:
+                return survivor
+            index = self._record_index(survivor)
+            figures = {kind: dict(values) for kind, values in verdict.figures.items()}
+            if verdict.outcome == "ok":
+                self.records[index] = replace(self.records[index], figures=figures)
+                return survivor
+            self.survivors[problem].remove(survivor)
+            self._counts["ok"] -= 1
+            failed = replace(self.records[index], outcome="accuracy", reason=verdict.reason, figures=figures)
+            self.records[index] = failed
+            self._tell(failed, problem)
+        return None
+
+    def _record_index(self, survivor: _Survivor) -> int:
+        names = (survivor.variant.problem.name, survivor.variant.config.name)
+        return next(i for i, record in enumerate(self.records) if (record.problem, record.config) == names)
 
     def _choose(self) -> Mapping[Problem, list[Variant]]:
         """Variants to compile: the default, then the model's favourites, each text once."""
@@ -162,10 +204,13 @@ class _OfflineRun:
             seconds=built.seconds if built else 0.0,
         )
         self.records.append(record)
-        self._counts[outcome] += 1
-        best, speed = self._best_so_far(variant.problem)
+        self._tell(record, variant.problem)
+
+    def _tell(self, record: Record, problem: Problem) -> None:
+        self._counts[record.outcome] += 1
+        best, speed = self._best_so_far(problem)
         progress = len(self.records) / max(1, self._total)
-        self.listen(Attempted(record, best, speed, dict(self._counts), progress, self._left_s()))
+        self.listen(Attempted(record, best, speed, dict(+self._counts), progress, self._left_s()))
 
     def _judge(self, variant: Variant, result: Built | BuildFailure) -> tuple[Outcome, str]:
         """The outcome of a build; variants worth ranking join the survivors."""
@@ -200,3 +245,10 @@ class _OfflineRun:
         if self.request.budget_s is None:
             return None
         return max(0.0, self.start + self.request.budget_s - time.monotonic())
+
+    def _compiling_left_s(self) -> float | None:
+        """Seconds until compiling must end, so that the gate has its share of the budget."""
+        left = self._left_s()
+        if left is None or self.request.budget_s is None or not self.keeper.is_open:
+            return left
+        return max(0.0, left - _GATE_SHARE * self.request.budget_s)

@@ -70,7 +70,6 @@ def test_nhd_shapes_are_read():
         ({"layout": "BHND"}, "layout='BHND' does not exist; use one of HND, NHD"),
         ({"precision": "fp8"}, "precision='fp8' does not exist"),
         ({"backend": "cudnn"}, "backend='cudnn' does not exist"),
-        ({"backend": "emulator"}, "backend: the emulator is not in this version"),
         ({"scale": math.nan}, "scale=nan is not finite"),
         ({"scale": -math.inf}, "scale=-inf is not finite"),
         ({"min_cosine": 1.5}, "min_cosine=1.5"),

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from sagegen import registry
 from sagegen.cli.main import main
 from sagegen.gpu import DetectedGpu, find_gpu
-from sagegen.measuring import subjects
+from sagegen.measuring import emulated, subjects
+from sagegen.measuring.emulated import EmulatedVerdict
 from sagegen.measuring.jobs import Finals, Gate, Host, Ping, Reply
 from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, save_entries
@@ -177,6 +178,78 @@ def test_verify_builds_a_named_config_for_every_problem_it_is_valid_for(machine)
 )
 def test_wrong_names_are_misuse(machine, arguments, message):
     result = run("verify", "--gpu", "l20", *arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+# --- in the emulator
+
+
+@pytest.fixture
+def emulator(machine, monkeypatch):
+    """The emulator's gate answers from a script; what it was asked."""
+    asked = []
+
+    def gate(problem, config, gpu, cases, env, *, captured=(), workers=None):
+        asked.append((problem, config, gpu.name, tuple(captured)))
+        return EmulatedVerdict("ok", "", {"normal": FIGURES}, 0.1)
+
+    monkeypatch.setattr(emulated, "gate_emulated", gate)
+    monkeypatch.setattr(subjects, "detect_gpus", lambda: pytest.fail("the emulator needs no GPU"))
+    return asked
+
+
+def test_the_emulator_verifies_each_config_of_the_registry_once(machine, emulator):
+    save_default(machine, Problem(64, "bf16", True), (1, 2047))
+    save_default(machine, Problem(64, "bf16", True), (2048, None))
+    save_default(machine, Problem(128, "fp16", False))
+    result = run("verify", "--emulator")
+    assert result.exit_code == 0, result.output
+    assert [(problem.name, name) for problem, _, name, _ in emulator] == [
+        ("d128_fp16_full_int8", "l20"), ("d64_bf16_causal_int8", "l20"),
+    ]  # fmt: skip
+    assert "2 of 2 kernels pass every input kind in the emulator, on small inputs." in result.output
+    assert "measured entry for kv1-2047" in result.output
+    assert ScriptedWorker.made == []
+
+
+def test_the_emulator_verifies_a_named_config_where_it_is_valid(machine, emulator):
+    assert run("verify", "--emulator", "--gpu", "h200", "--config", "default").exit_code == 0
+    assert len(emulator) == 8
+    emulator.clear()
+    bf16_only = "mma_bq64_bk64_w4_st2_pvbf16f32_ad0_cvi2f_grthread_qs16_ks64_rsalways_qoreg_mb1"
+    assert run("verify", "--emulator", "--config", bf16_only, "--captured", str(CAPTURED)).exit_code == 0
+    assert {problem.dtype for problem, *_ in emulator} == {"bf16"}
+    # captured with 64 channels per head
+    assert {problem.head_dim: len(captured) for problem, _, _, captured in emulator} == {64: 5, 128: 0}
+
+
+def test_a_config_that_no_problem_takes_is_misuse(machine, emulator):
+    fp8 = default_config(Target(find_gpu("l20"), Problem(64, "bf16", False))).name
+    result = run("verify", "--emulator", "--gpu", "a100", "--config", fp8)
+    assert result.exit_code == 2
+    assert "pv_arch" in result.output
+
+
+def test_nothing_tuned_is_misuse_in_the_emulator_too(machine, emulator):
+    result = run("verify", "--emulator", "--gpu", "rtx4090")
+    assert result.exit_code == 2
+    assert "nothing is tuned for rtx4090" in result.output
+
+
+def test_without_a_host_compiler_the_emulator_is_misuse(machine, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    result = run("verify", "--emulator", "--config", "default")
+    assert result.exit_code == 2
+    assert "CXX=no-such-compiler was not found" in result.output
+    assert "Remedy: apt-get install g++" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((), "add --emulator to verify without a GPU"), (("--banks", "--gpu", "l20"), "--banks")]
+)
+def test_options_that_go_together(arguments, message):
+    result = run("verify", *arguments)
     assert result.exit_code == 2
     assert message in result.output
 

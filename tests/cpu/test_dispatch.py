@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from sagegen import build, registry, toolkit
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, LAUNCH_ABI, POINTERS
@@ -544,6 +545,36 @@ def test_strict_allows_torch_where_it_is_faster_or_asked_for(machine, env):
     call(dispatcher, tensor(1, 2, 5, 96), backend="sdpa")
 
 
+def test_the_emulator_takes_no_cuda_tensors(dispatcher, machine, env):
+    ship(env, make_entry())
+    with pytest.raises(UnsupportedError, match=r"runs on CPU tensors, these are on cuda: move them with \.cpu"):
+        call(dispatcher, tensor(1, 2, 5, 64), backend="emulator")
+    assert machine.launches == []
+    assert machine.loads == []
+
+
+def test_the_environment_can_ask_for_the_emulator(machine, env, monkeypatch):
+    """Its program is loaded once per kernel, launched with plain addresses and no stream, whatever is tuned."""
+    loads = []
+
+    def load(problem, config, gpu, env):
+        loads.append((problem, config, gpu.name))
+        return FakeProgram(machine, b"", "emulated", config, -1)
+
+    monkeypatch.setattr(dispatch, "load_emulated", load)
+    machine.here = Device("cpu", -1)
+    dispatcher = Dispatcher(machine, lambda: Env(env.cache_dir, env.tuned_dir, False, "warning", None, "emulator"))
+    q, k = tensor(1, 4, 5, 64), tensor(1, 2, 7, 64)
+    for _ in range(2):
+        out = call(dispatcher, q, k)
+    call(dispatcher, q, tensor(1, 2, 9, 64))
+    assert loads == [(FULL, default_config(Target(GPUS["l20"], FULL)), "l20")]
+    assert [addresses[0] for _, addresses in machine.launches] == [q.data_ptr()] * 3
+    assert machine.launches[1][1][3] == out.data_ptr()
+    assert {addresses[6] for _, addresses in machine.launches} == {0}
+    assert dispatcher.last.answer == "emulator"
+
+
 # --- entries that are less than ideal
 
 
@@ -562,6 +593,14 @@ def test_a_predicted_entry_says_so(dispatcher, env, caplog):
     call(dispatcher, tensor(1, 2, 5, 64))
     assert "predicted, not measured" in messages(caplog)[0]
     assert dispatcher.last.provenance == "predicted"
+
+
+def test_an_accuracy_of_the_emulator_serves_and_says_so(dispatcher, machine, env, caplog):
+    entry = make_entry(kind="predicted", min_cosine=0.9993)
+    ship(env, structs.replace(entry, provenance=structs.replace(entry.provenance, accuracy_from="emulator")))
+    call(dispatcher, tensor(1, 2, 5, 64), min_cosine=0.9993)
+    assert len(machine.launches) == 1
+    assert any("was never measured on h200 and is the emulator's" in message for message in messages(caplog))
 
 
 def test_a_length_above_every_bucket_never_gets_the_small_variant(dispatcher, machine, env, caplog):

@@ -11,7 +11,7 @@ import torch
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, POINTERS
 from sagegen.measuring.call import call_program
 from sagegen.measuring.gate import CAPTURED_FLOOR, FLOORS, Cases, Figures, GuardedAllocator, figures, run_gate
-from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, load_captured
+from sagegen.measuring.inputs import DTYPES, EMULATED_KINDS, INPUT_KINDS, ZERO_CHANNEL, load_captured
 from sagegen.problem import Problem, Shape
 from sagegen.reference import attention, quantized_attention
 from sagegen.space import MmaConfig
@@ -292,7 +292,7 @@ def test_spoiled_inputs_are_made_again():
 
 
 def test_floors_name_kinds_that_exist():
-    assert set(FLOORS) <= set(INPUT_KINDS)
+    assert set(FLOORS) <= {*INPUT_KINDS, *EMULATED_KINDS}
 
 
 def test_guarded_memory_starts_as_nan_between_zones():

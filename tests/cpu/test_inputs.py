@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sagegen.errors import ArgumentError
-from sagegen.measuring.inputs import INPUT_KINDS, ZERO_CHANNEL, load_captured, make_inputs
+from sagegen.measuring.inputs import EMULATED_KINDS, INPUT_KINDS, ZERO_CHANNEL, load_captured, make_inputs
 from sagegen.problem import Problem
 from sagegen.reference import attention
 
@@ -159,3 +159,22 @@ def test_bad_values_are_where_the_kind_says():
     assert math.isnan(inputs.q[0, 0, 40, 3])
     assert math.isinf(inputs.k[0, 1, 300, 0])
     assert math.isnan(inputs.v[0, 2, 256, 7])
+
+
+# --- the emulator's sizes
+
+
+@pytest.mark.parametrize("name", EMULATED_KINDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_small_kinds_are_small_and_can_be_made(name, is_causal):
+    kind = EMULATED_KINDS[name]
+    inputs = make_inputs(kind, Problem(64, "bf16", is_causal), "cpu")
+    assert inputs.shape == kind.shape
+    shape = kind.shape
+    assert shape.batch * shape.heads_q * shape.q_len * shape.kv_len < 260_000
+
+
+def test_every_fault_that_needs_no_length_has_a_small_kind():
+    assert set(INPUT_KINDS) - set(EMULATED_KINDS) == {"v_offset_long", "v_one_long"}
+    spoiled = make_inputs(EMULATED_KINDS["non_finite"], PROBLEM, "cpu")
+    assert [int((~x.isfinite()).sum()) for x in (spoiled.q, spoiled.k, spoiled.v)] == [1, 1, 1]

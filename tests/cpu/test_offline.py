@@ -13,9 +13,10 @@ import pytest
 
 from sagegen.build import BuildFailure, Built
 from sagegen.cubin import Resources
-from sagegen.errors import BuildError
+from sagegen.errors import BuildError, ToolchainError
 from sagegen.gpu import find_gpu
 from sagegen.layout import make_layout
+from sagegen.measuring.emulated import EmulatedVerdict
 from sagegen.plan import ROLES
 from sagegen.problem import Problem
 from sagegen.render import Source
@@ -24,7 +25,8 @@ from sagegen.space import Config
 from sagegen.store import CUBIN_FILE, Store, make_key
 from sagegen.toolkit import Toolkit
 from sagegen.tuning import offline
-from sagegen.tuning.events import Attempted, Event, Started
+from sagegen.tuning.events import Attempted, Decided, Event, GateStarted, Started, Warned
+from sagegen.tuning.gatekeeper import Gate
 from sagegen.tuning.request import Request, Result
 
 GPU = find_gpu("rtx4090")
@@ -76,9 +78,11 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return made
 
 
-def tune(folder: Path, listen: Callable[[Event], None] = lambda event: None, **changes: object) -> Result:
+def tune(
+    folder: Path, listen: Callable[[Event], None] = lambda event: None, gate: Gate | None = None, **changes: object
+) -> Result:
     request = Request(GPU, (PROBLEM,), **{"budget_s": None, **changes})  # type: ignore[arg-type]
-    return offline.tune_offline(request, Store(folder), Toolkit(Path("/nvcc"), (13, 0), "13"), listen)
+    return offline.tune_offline(request, Store(folder), Toolkit(Path("/nvcc"), (13, 0), "13"), listen, gate=gate)
 
 
 def test_entries_are_predicted_for_every_bucket(tmp_path: Path, compiler: Compiler) -> None:
@@ -164,3 +168,119 @@ def test_the_run_says_that_it_measures_nothing(tmp_path: Path, compiler: Compile
     progress = [e.progress for e in events if isinstance(e, Attempted)]
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
+
+
+# --- the accuracy gate
+
+FIGURES = {"cosine": 0.99935, "relative_l1": 0.03, "relative_l2": 0.036, "max_error": 0.02, "scale_ratio": 0.999}
+
+
+@dataclass
+class FakeGate:
+    """Passes what `fails` does not name; notes what it was asked."""
+
+    fails: Callable[[Config], bool] = lambda config: False
+    error: BaseException | None = None
+    asked: list[Config] = field(default_factory=list)
+
+    def __call__(self, problem: Problem, config: Config) -> EmulatedVerdict:
+        self.asked.append(config)
+        if self.error is not None:
+            raise self.error
+        if self.fails(config):
+            return EmulatedVerdict("crash", "race in kernel attention, block 0", {}, 1.0)
+        return EmulatedVerdict("ok", "", {"normal": FIGURES}, 1.0)
+
+
+def test_winners_have_the_emulators_accuracy(tmp_path: Path, compiler: Compiler) -> None:
+    gate, events = FakeGate(), list[Event]()
+    result = tune(tmp_path, events.append, gate)
+    assert len(gate.asked) == len({entry.config for entry in result.entries})  # each config once
+    for entry in result.entries:
+        assert entry.min_cosine == 0.99935
+        assert entry.accuracy["normal"].scale_ratio == 0.999
+        assert (entry.provenance.kind, entry.provenance.accuracy_from) == ("predicted", "emulator")
+    assert {r.config for r in result.records if r.figures} == {entry.config for entry in result.entries}
+    assert [e.config for e in events if isinstance(e, GateStarted)] == [config.name for config in gate.asked]
+
+
+def test_a_winner_that_fails_gives_way_to_the_next_best(tmp_path: Path, compiler: Compiler) -> None:
+    wanted = [entry.config for entry in tune(tmp_path).entries]
+    gate, events = FakeGate(fails=lambda config: config.name == wanted[2]), list[Event]()
+    result = tune(tmp_path, events.append, gate)
+    assert len(result.entries) == 3
+    assert wanted[2] not in {entry.config for entry in result.entries}
+    (failed,) = (record for record in result.records if record.outcome == "accuracy")
+    assert (failed.config, failed.reason) == (wanted[2], "race in kernel attention, block 0")
+    told = [e for e in events if isinstance(e, Attempted)][-1]
+    assert told.record == failed
+    assert sum(told.counts.values()) == len(result.records) == len(SPACE)
+    assert told.counts["accuracy"] == 1
+
+
+def test_where_all_fail_there_is_no_entry(tmp_path: Path, compiler: Compiler) -> None:
+    events: list[Event] = []
+    result = tune(tmp_path, events.append, FakeGate(fails=lambda config: True))
+    assert result.entries == ()
+    assert [e.config for e in events if isinstance(e, Decided)] == [None] * 3
+    assert {record.outcome for record in result.records} == {"accuracy"}
+
+
+def test_without_a_host_compiler_it_is_said_once(tmp_path: Path, compiler: Compiler) -> None:
+    gate, events = FakeGate(error=ToolchainError("g++ was not found", "apt-get install g++")), list[Event]()
+    result = tune(tmp_path, events.append, gate)
+    assert [e.message for e in events if isinstance(e, Warned)] == [
+        "the accuracy gate in the emulator was skipped: g++ was not found; apt-get install g++"
+    ]
+    assert len(result.entries) == 3
+    assert all(e.min_cosine is None and e.provenance.accuracy_from is None for e in result.entries)
+
+
+def test_what_the_emulator_cannot_compile_is_kept_and_said(tmp_path: Path, compiler: Compiler) -> None:
+    gate, events = FakeGate(error=BuildError("the host text did not compile: error")), list[Event]()
+    result = tune(tmp_path, events.append, gate)
+    assert len(result.entries) == 3
+    warned = [e.message for e in events if isinstance(e, Warned)]
+    assert len(warned) == len(gate.asked) == len({entry.config for entry in result.entries})
+    assert "was not checked: the host text did not compile" in warned[0]
+
+
+def test_interrupted_in_the_gate_it_keeps_what_it_has(tmp_path: Path, compiler: Compiler) -> None:
+    gate = FakeGate(error=KeyboardInterrupt())
+    result = tune(tmp_path, gate=gate)
+    assert isinstance(result.cause, KeyboardInterrupt)
+    assert len(gate.asked) == 1
+    assert len(result.entries) == 3
+
+
+def test_interrupted_before_it_does_not_gate(tmp_path: Path, compiler: Compiler) -> None:
+    def listen(event: Event) -> None:
+        if isinstance(event, Attempted):
+            raise KeyboardInterrupt
+
+    gate = FakeGate()
+    assert len(tune(tmp_path, listen, gate).entries) == 3
+    assert gate.asked == []
+
+
+def test_the_gate_has_a_share_of_the_budget(tmp_path: Path, compiler: Compiler) -> None:
+    def batches(gate: Gate | None) -> int:
+        clock = itertools.count(step=10)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(offline.time, "monotonic", lambda: next(clock))
+            return len(tune(tmp_path, gate=gate, budget_s=150.0).records)
+
+    assert 0 < batches(FakeGate()) < batches(None) < len(SPACE)
+
+
+def test_a_spent_budget_ends_the_gate(tmp_path: Path, compiler: Compiler) -> None:
+    clock = itertools.count(step=100)
+    gate, events = FakeGate(), list[Event]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offline.time, "monotonic", lambda: next(clock))
+        result = tune(tmp_path, events.append, gate, budget_s=250.0)
+    assert len(result.entries) == 3
+    assert gate.asked == []
+    assert [e.message for e in events if isinstance(e, Warned)] == [
+        "the accuracy gate in the emulator was skipped: the budget is spent"
+    ]

@@ -154,10 +154,50 @@ def test_a_kernel_for_cpu_tensors_is_refused(make):
         sagegen.attention(q, q, q, backend="kernel")
 
 
-def test_the_emulator_is_refused_by_name(make):
+def test_the_emulator_without_a_compiler_is_refused_with_the_remedy(make, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
     q = make(1, 2, 5, 64)
-    with pytest.raises(ArgumentError, match="emulator is not in this version"):
+    with pytest.raises(UnsupportedError, match=r"backend='emulator' cannot answer.*CXX=no-such.*apt-get install g\+\+"):
         sagegen.attention(q, q, q, backend="emulator")
+    assert sagegen.explain(q, q, q, backend="emulator").is_fallback
+
+
+@pytest.mark.parametrize(
+    ("change", "because"),
+    [
+        ({"window": (2, 2)}, "window has no kernel"),
+        ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask has no kernel"),
+        ({"smooth_q": True}, "smooth_q=True has no kernel"),
+    ],
+)
+def test_the_emulator_refuses_what_no_kernel_does(make, change, because):
+    q = make(1, 2, 5, 64)
+    with pytest.raises(UnsupportedError, match=f"backend='emulator' cannot answer: {because}"):
+        sagegen.attention(q, q, q, backend="emulator", **change)
+
+
+def test_the_emulator_has_no_gradients_and_only_the_kernels_dtypes(make):
+    q = make(1, 2, 5, 64)
+    with pytest.raises(UnsupportedError, match="requires a gradient"):
+        sagegen.attention(q.clone().requires_grad_(), q, q, backend="emulator")
+    with pytest.raises(UnsupportedError, match="float32 has no kernel"):
+        sagegen.attention(*[q.float()] * 3, backend="emulator")
+
+
+def test_the_emulator_explains_which_kernel_it_runs(make, monkeypatch):
+    monkeypatch.setattr("sagegen.runtime.dispatch.describe_compiler", lambda answer, env: "g++ 12")
+    explanation = sagegen.explain(*[make(1, 2, 5, 64)] * 3, backend="emulator")
+    assert explanation.answer == "emulator"
+    assert explanation.kernel.startswith("d64_bf16_full_int8_mma_")
+    assert "_pve4m3f32_" in explanation.kernel
+    assert (explanation.gpu, explanation.provenance) == ("l20", "untuned")
+    assert explanation.notes == ("the kernel is compiled at the first call, with g++ 12",)
+
+
+def test_an_empty_call_of_the_emulator_compiles_nothing(make, monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    q = make(1, 2, 0, 64)
+    assert sagegen.attention(q, q, q, backend="emulator").shape == q.shape
 
 
 def test_gradients_flow(make, caplog):

@@ -323,6 +323,19 @@ def test_finer_scales_are_more_accurate():
     assert errors[0] < errors[1] < errors[2]
 
 
+def test_magic_takes_at_most_three_half_steps_off_a_score():
+    q, k, v = make_inputs(64, 512)
+    problem = Problem(64, "fp16", False)
+    _, plain = quantized_attention(q, k, v, problem, CONFIG)
+    _, magic = quantized_attention(q, k, v, problem, replace(CONFIG, conversion="magic"))
+    _, q_scale = reference.quantize_queries(q.float(), CONFIG)
+    _, k_scale = reference.quantize_keys(k.float() - k.float().mean(2, keepdim=True), CONFIG)
+    # of a score, in natural log units; an lse loses no more than the scores it sums
+    step = (q_scale.max() * k_scale.max()).item() / 8
+    assert 0 < (plain - magic).max() <= 1.5 * step
+    assert (plain - magic).min() > -1e-5  # FP32 sums round
+
+
 def test_offset_of_keys_costs_nothing():
     q, k, v = make_inputs(64, 512)
     problem = Problem(64, "fp16", False)

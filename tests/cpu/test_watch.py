@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sagegen.cli.watch import Watcher
-from sagegen.tuning.events import Attempted, Decided, FinalsStarted, Started, Warned
+from sagegen.tuning.events import Attempted, Decided, FinalsStarted, GateStarted, Started, Warned
 from sagegen.tuning.journal import Outcome, Record
 
 
@@ -79,3 +79,12 @@ def test_a_terminal_gets_one_live_line() -> None:
         watch._progress.refresh()
     assert "best so far 1.250x" in screen.getvalue()
     assert "finals 1 of 3" in screen.getvalue()
+
+
+def test_the_gate_of_an_offline_run_is_told_now_and_then(lines) -> None:  # type: ignore[no-untyped-def]
+    now = [0.0]
+    with Watcher(plain_console(), clock=lambda: now[0]) as watch:
+        watch(GateStarted("d64_fp16_full_int8", "config1"))
+        now[0] = 20.0
+        watch(GateStarted("d64_fp16_full_int8", "config2"))
+    assert lines() == ["100%  accuracy gate in the emulator: d64_fp16_full_int8 config2"]

@@ -181,6 +181,7 @@ class Engine {
     // ---- global memory ----
 
     void access_global(uintptr_t address, int bytes, bool is_write, Site site);
+    void access_global_atomic(uintptr_t address, Site site);  // 4 bytes, by any block
     // Checks a source of an asynchronous copy; gives the bytes of it that somebody has written.
     uint16_t check_copy_source(uintptr_t address, int bytes, Site site);
     void access(uintptr_t address, int bytes, bool is_write, Site site);

@@ -28,6 +28,8 @@ void for_granules(uint32_t offset, int bytes, Visit visit) {
 
 std::string bytes_text(int bytes) { return std::to_string(bytes) + (bytes == 1 ? " byte" : " bytes"); }
 
+constexpr uint32_t ANY_BLOCK = 0xffffff;  // stamp of words that blocks change atomically
+
 const char* action(bool is_write) { return is_write ? "writes" : "reads"; }
 
 }  // namespace
@@ -204,13 +206,32 @@ void Engine::check_order(Memory& memory, uint64_t word, uint32_t writer, bool is
     const std::string what = describe_thread(running_) + " " + action(is_write) + " " + memory.name + " at byte " +
                              std::to_string(word * 4);
     if (is_same_launch && writer != stamp()) {
+        const uint32_t block = writer & 0xffffff;
         fail("race", site,
-             what + ", which block " + std::to_string((writer & 0xffffff) - 1) + " of the same launch wrote, at " +
-                 place(site));
+             what + ", which " +
+                 (block == ANY_BLOCK ? "blocks of the same launch change atomically"
+                                     : "block " + std::to_string(block - 1) + " of the same launch wrote") +
+                 ", at " + place(site));
     }
     if (!is_same_launch && launch_.is_programmatic && !current().clock[predecessor()]) {
         fail("dependency", site, what + " of an earlier launch before waiting for its end, at " + place(site));
     }
+}
+
+void Engine::access_global_atomic(uintptr_t address, Site site) {
+    Memory& memory = check_global(address, 4, true, site);
+    Word& word = memory.words[(address - memory.buffer.base) / 4];
+    const uint32_t any = stamp() | ANY_BLOCK;
+    const uint32_t writer = word.writer.exchange(any, std::memory_order_relaxed);
+    const uint64_t index = (address - memory.buffer.base) / 4;
+    if (writer == 0) {
+        fail("uninitialized", site,
+             describe_thread(running_) + " changes " + memory.name + " at byte " + std::to_string(4 * index) +
+                 " atomically, which nothing has written, at " + place(site));
+    }
+    if (writer != stamp() && writer != any) check_order(memory, index, writer, true, site);
+    word.thread = static_cast<uint16_t>(running_);
+    word.address = site.address;
 }
 
 void Engine::access_global(uintptr_t address, int bytes, bool is_write, Site site) {

@@ -26,13 +26,12 @@ namespace {
 
 // Magnitude of x in a format of `mantissa` bits whose smallest normal exponent is `lowest`, as a whole number of that
 // format's units: the bits of the number, since formats are ordered like integers. Ties to even.
-uint32_t round_magnitude(float x, int mantissa, int lowest) {
-    const float magnitude = std::fabs(x);
-    if (magnitude == 0.0f) return 0;
+uint32_t round_magnitude(double x, int mantissa, int lowest) {
+    const double magnitude = std::fabs(x);
+    if (magnitude == 0.0) return 0;
     int exponent = std::ilogb(magnitude);
     if (exponent < lowest) exponent = lowest;
-    // exact: a power of two times a float
-    const double units = std::nearbyint(std::ldexp(static_cast<double>(magnitude), mantissa - exponent));
+    const double units = std::nearbyint(std::ldexp(magnitude, mantissa - exponent));
     return static_cast<uint32_t>((exponent - lowest) << mantissa) + static_cast<uint32_t>(units);
 }
 
@@ -48,8 +47,10 @@ float half_to_float(uint16_t bits) {
     return sign ? -magnitude : magnitude;
 }
 
-uint16_t float_to_half(float x) {
-    const uint16_t sign = static_cast<uint16_t>(float_bits(x) >> 16 & 0x8000u);
+uint16_t float_to_half(float x) { return double_to_half(x); }
+
+uint16_t double_to_half(double x) {
+    const uint16_t sign = std::signbit(x) ? 0x8000u : 0;
     if (std::isnan(x)) return 0x7fff;
     if (std::isinf(x)) return sign | 0x7c00;
     const uint32_t bits = round_magnitude(x, 10, -14);

@@ -1,0 +1,31 @@
+// Arithmetic on two 16-bit values at a time, the first in the low half, and what builds such pairs. The integer forms
+// are single instructions from sm_90 on.
+namespace device {
+
+// Byte i of the result is byte (selector >> 4 * i) % 8 of the eight bytes low, high.
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+    return emulator::permute_bytes(low, high, selector);
+}
+__device__ __forceinline__ int max3(int a, int b, int c) {
+    const int larger = a > b ? a : b;
+    return larger > c ? larger : c;
+}
+// Maximum of three, of signed 16-bit integers.
+__device__ __forceinline__ uint32_t max3_s16x2(uint32_t a, uint32_t b, uint32_t c) {
+    return emulator::max3_s16x2(a, b, c);
+}
+// max(a + b, c) of signed 16-bit integers; the sum wraps.
+__device__ __forceinline__ uint32_t add_max_s16x2(uint32_t a, uint32_t b, uint32_t c) {
+    return emulator::add_max_s16x2(a, b, c);
+}
+// a * b + c of fp16, rounded once.
+__device__ __forceinline__ uint32_t fma_half2(uint32_t a, uint32_t b, uint32_t c) {
+    return emulator::fma_half2(a, b, c);
+}
+__device__ __forceinline__ uint32_t add_half2(uint32_t a, uint32_t b) {
+    return emulator::fma_half2(a, 0x3c003c00u, b);  // times one
+}
+// Maximum of fp16 that drops a NaN.
+__device__ __forceinline__ uint32_t max_half2(uint32_t a, uint32_t b) { return emulator::max_half2(a, b); }
+
+}  // namespace device

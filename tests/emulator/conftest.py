@@ -1,0 +1,114 @@
+"""What tests in the emulator share: kernels that cover the space, compiled two at a time."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import combinations
+
+import pytest
+
+from sagegen.emulator.program import load_emulated
+from sagegen.env import read_env
+from sagegen.gpu import find_gpu
+from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Problem
+from sagegen.rules import Target, broken_rules
+from sagegen.space import FAMILIES, config_values, make_config
+
+#: FP8 products have an FP22 accumulator on the first, FP32 on the second. A family that neither runs needs a third.
+GPUS = ("l20", "h200")
+_POOL = 1500
+_MOST_DRAWS = 100_000
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kernel and the GPU it is run as."""
+
+    gpu_name: str
+    problem: Problem
+    config: object
+
+    @property
+    def gpu(self):
+        return find_gpu(self.gpu_name)
+
+    @property
+    def name(self):
+        return f"{self.gpu_name}-{self.problem.name}-{self.config.name}"
+
+    @property
+    def accumulator(self):
+        """Of FP8 products, as the reference calls it."""
+        return "fp22" if self.gpu.compute_capability in (89, 120) else "fp32"
+
+    @property
+    def traits(self):
+        """What it has of every choice that a variant is."""
+        own = {"gpu": self.gpu_name, "family": self.config.family}
+        for axis in ("head_dim", "dtype", "is_causal", "precision"):
+            own[axis] = getattr(self.problem, axis)
+        return own | config_values(self.config)
+
+
+def draw_variant(space, rng):
+    problem = Problem(rng.choice(HEAD_DIMS), rng.choice(DTYPES), rng.choice((False, True)), rng.choice(PRECISIONS))
+    config = make_config(space.config_type, {p.name: rng.choice(p.values) for p in space.params})
+    return Variant(rng.choice(GPUS), problem, config)
+
+
+def pick_variants(space):
+    """Few variants of a family that have every pair of traits found in a pool of valid ones; always the same ones."""
+    rng = random.Random(0)
+    pool = {}
+    for _ in range(_MOST_DRAWS):
+        variant = draw_variant(space, rng)
+        if not broken_rules(variant.config, Target(variant.gpu, variant.problem)):
+            pool[variant] = set(combinations(variant.traits.items(), 2))
+        if len(pool) == _POOL:
+            break
+    missing = set().union(*pool.values())
+    picked = []
+    while missing:
+        picked.append(max(pool, key=lambda variant: len(pool[variant] & missing)))
+        missing -= pool[picked[-1]]
+    return picked
+
+
+VARIANTS = [variant for space in FAMILIES.values() for variant in pick_variants(space)]
+
+
+def pytest_generate_tests(metafunc):
+    if "variant" in metafunc.fixturenames:
+        metafunc.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+
+
+class Programs(dict):
+    """Programs by variant, compiled when asked for."""
+
+    def __missing__(self, variant):
+        self[variant] = load_emulated(variant.problem, variant.config, variant.gpu, read_env(), workers=2)
+        return self[variant]
+
+
+@pytest.fixture(scope="session")
+def variants():
+    """The covering set."""
+    return VARIANTS
+
+
+@pytest.fixture(scope="session")
+def programs(request):
+    """Programs by variant; those of the tests that were selected are compiled two at a time."""
+    callspecs = (getattr(item, "callspec", None) for item in request.session.items)
+    wanted = {spec.params["variant"] for spec in callspecs if spec and "variant" in spec.params}
+    found = Programs()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(found.__missing__, wanted))
+    return found
+
+
+@pytest.fixture
+def program(programs, variant):
+    return programs[variant]

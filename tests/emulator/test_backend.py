@@ -1,0 +1,101 @@
+"""sagegen.attention(..., backend="emulator") on CPU tensors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import sagegen
+from sagegen.runtime import fallback
+
+pytestmark = pytest.mark.emulator
+
+
+@pytest.fixture
+def make():
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape, dtype=torch.bfloat16: torch.randn(shape, generator=generator).to(dtype)
+
+
+def check(q, k, v, **options):
+    """Answered by the emulator, close to the exact answer but not equal to it."""
+    out, lse = sagegen.attention(q, k, v, backend="emulator", return_lse=True, **options)
+    assert sagegen.last_dispatch().answer == "emulator"
+    options.pop("out", None)
+    exact, exact_lse = sagegen.attention(q, k, v, backend="reference", return_lse=True, **options)
+    error = (out.double() - exact.double()).norm() / exact.double().norm()
+    assert 0.001 < error < 0.05  # INT8 and FP8
+    torch.testing.assert_close(lse, exact_lse, rtol=0, atol=0.06)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    return out
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_gqa_in_both_layouts(make, is_causal, layout):
+    q, k, v = make(2, 4, 70, 64), make(2, 2, 90, 64), make(2, 2, 90, 64)
+    if layout == "NHD":
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    check(q, k, v, is_causal=is_causal, layout=layout)
+
+
+def test_fp16_a_scale_and_other_strides(make):
+    k, v = (make(1, 2, 70, 192, dtype=torch.float16)[..., 64:] for _ in range(2))
+    check(make(1, 2, 50, 128, dtype=torch.float16), k, v, scale=-0.05)
+
+
+def test_a_tensor_whose_channels_are_apart_is_copied(make):
+    fallback.warn_once.cache_clear()
+    q = make(1, 2, 70, 64)
+    check(q, make(1, 2, 64, 70).transpose(2, 3), q)
+
+
+def test_out_is_written(make):
+    q = make(1, 2, 40, 64)
+    out = torch.empty(1, 40, 2, 64, dtype=torch.bfloat16).transpose(1, 2)
+    assert check(q, q, q, out=out) is out
+    k = q.clone()
+    assert check(q, k, q, out=torch.empty_like(q)).equal(sagegen.attention(q, k, q, backend="emulator", out=k))
+
+
+def test_inputs_are_not_written_and_the_bits_repeat(make):
+    inputs = [make(1, 2, 70, 64) for _ in range(3)]
+    before = [x.clone() for x in inputs]
+    first = sagegen.attention(*inputs, backend="emulator")
+    assert torch.equal(sagegen.attention(*inputs, backend="emulator"), first)
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
+def test_a_query_that_sees_no_key(make):
+    q, k = make(1, 2, 20, 64), make(1, 2, 5, 64)
+    out, lse = sagegen.attention(q, k, k, is_causal=True, return_lse=True, backend="emulator")
+    assert not out[:, :, :15].any()
+    assert (lse[:, :, :15] == -torch.inf).all()
+
+
+def test_compiled_code_calls_it(make):
+    q = make(1, 2, 40, 64)
+    function = torch.compile(
+        lambda q: sagegen.attention(q, q, q, backend="emulator") + 1, fullgraph=True, backend="aot_eager"
+    )
+    assert torch.equal(function(q), sagegen.attention(q, q, q, backend="emulator") + 1)
+
+
+def test_the_environment_asks_for_it_and_nothing_heavy_was_loaded_before():
+    script = (
+        "import sys, torch, sagegen; q = torch.ones(1, 1, 8, 64, dtype=torch.float16); sagegen.attention;"
+        "assert not {m for m in sys.modules if m.startswith(('jinja2', 'sagegen.emulator', 'filelock'))};"
+        "sagegen.attention(q, q, q); print(sagegen.last_dispatch().answer)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "SAGEGEN_BACKEND": "emulator"},
+    )
+    assert done.stdout == "emulator\n"

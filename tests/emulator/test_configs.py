@@ -1,0 +1,330 @@
+"""Every family and every value of every parameter in the emulator, against the same numerics step by step in PyTorch.
+
+Outputs are compared with the reference rounded to their type: the rounding itself, 1.6e-3 of bf16's relative L2, would
+hide faults that are ten times the difference of the two. What is left comes of exp2 and the order of sums, whose last
+bits now and then round one P, or one output, to its neighbour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jinja2
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import nodes
+
+import sagegen.templates
+from sagegen.measuring.call import Allocator, bind_call, call_program
+from sagegen.measuring.inputs import DTYPES as TORCH_DTYPES
+from sagegen.measuring.inputs import INPUT_KINDS, Inputs, draw_normal
+from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Shape
+from sagegen.reference import attention, quantized_attention
+from sagegen.space import FAMILIES
+
+pytestmark = pytest.mark.emulator
+
+#: Largest relative L2 of a call, and of the worst of its rows; measured: 2.2e-4 and 1.9e-3.
+CALL_LIMIT, ROW_LIMIT = 6e-4, 6e-3
+#: Largest error of the lse, by its size or 1; measured: 2.4e-6.
+LSE_LIMIT = 1e-5
+#: Keys that the statistics of K and V are reduced over at least (sagegen/plan.py).
+SPLIT_TOKENS = 128
+
+
+# --- the set covers the space
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_value_of_every_parameter_has_a_variant(family, variants):
+    own = [variant for variant in variants if variant.config.family == family]
+    for param in FAMILIES[family].params:
+        assert {getattr(variant.config, param.name) for variant in own} == set(param.values), param.name
+    problems = {variant.problem for variant in own}
+    assert {p.head_dim for p in problems} == set(HEAD_DIMS)
+    assert {p.dtype for p in problems} == set(DTYPES)
+    assert {p.is_causal for p in problems} == {False, True}
+    quantized = [variant for variant in own if variant.config.quantizes_v]
+    assert {variant.accumulator for variant in quantized} == {"fp22", "fp32"}
+
+
+def test_every_precision_has_a_variant(variants):
+    assert {variant.problem.precision for variant in variants} == set(PRECISIONS)
+
+
+def template_conditions():
+    """Every condition of the templates on what is rendered, but those on loop variables."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    for path in sorted(Path(sagegen.templates.__file__).parent.glob("*.cu.j2")):
+        for node in environment.parse(path.read_text()).find_all((nodes.If, nodes.CondExpr)):
+            output = nodes.Output([node.test])
+            if {"field", "loop"}.isdisjoint(name.name for name in output.find_all(nodes.Name)):
+                template = nodes.Template([output], lineno=1).set_environment(environment)
+                condition = jinja2.Template.from_code(environment, environment.compile(template), {})
+                yield pytest.param(condition, id=f"{path.name}:{node.lineno}")
+
+
+@pytest.mark.parametrize("condition", list(template_conditions()))
+def test_every_condition_of_the_templates_is_met_and_not_met(condition, variants):
+    found = set()
+    for variant in variants:
+        # a parameter that the config's family lacks
+        with contextlib.suppress(jinja2.UndefinedError):
+            config = variant.config
+            found.add(condition.render(problem=variant.problem, config=config, quantizes_v=config.quantizes_v))
+    assert found == {"False", "True"}
+
+
+# --- what a call is
+
+
+def gaps(x):
+    """A view with rows, heads and channels around it that are NaN."""
+    wide = x.new_full((*x.shape[:2], x.shape[2] + 3, x.shape[3] + 24), math.nan)
+    return wide[:, :, 2 : 2 + x.shape[2], 8 : 8 + x.shape[3]].copy_(x)
+
+
+def fused(inputs):
+    """Views of one projection's output, [batch, tokens, (heads_q + 2 heads_kv) * head_dim]; lengths must be equal."""
+    heads = [x.shape[1] for x in (inputs.q, inputs.k, inputs.v)]
+    joined = torch.cat([x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v)], dim=2)
+    return Inputs(*(x.transpose(1, 2) for x in joined.split(heads, dim=2)))
+
+
+def expanded(inputs):
+    """All heads of K and V, and all batches of Q, are one in memory."""
+    return Inputs(inputs.q[:1].expand_as(inputs.q), *(x[:, :1].expand_as(x) for x in (inputs.k, inputs.v)))
+
+
+#: Where the elements of q, k and v lie in memory. The emulator refuses every access to what lies between them.
+LAYOUTS = {
+    "HND": lambda inputs: inputs,
+    "NHD": lambda inputs: inputs.map(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)),
+    "gaps": lambda inputs: inputs.map(gaps),
+    "tokens_first": lambda inputs: inputs.map(lambda x: x.permute(2, 1, 0, 3).contiguous().permute(2, 1, 0, 3)),
+    "expanded": expanded,
+    "fused": fused,
+}
+
+
+class OutputWithGaps(Allocator):
+    """Puts the output into a larger tensor."""
+
+    def empty(self, shape, dtype, device):
+        plain = super().empty(shape, dtype, device)
+        return gaps(plain) if len(shape) == 4 else plain
+
+
+@dataclass(frozen=True)
+class Call:
+    """Shape and layout of a call, its scale, and whether it wants the lse."""
+
+    shape: Callable[[object], Shape]
+    layout: str = "HND"
+    scale: float | None = None
+    wants_lse: bool = True
+
+
+#: By what they reach. Shapes are batch, heads of Q, heads of K and V, queries, keys.
+CALLS = {
+    "one_key": Call(lambda c: Shape(1, 1, 1, 1, 1)),
+    "below_edges": Call(lambda c: Shape(1, 2, 1, c.block_q - 1, c.block_k - 1), "gaps"),
+    "at_edges": Call(lambda c: Shape(2, 2, 2, c.block_q, c.block_k), "NHD"),
+    "above_edges": Call(lambda c: Shape(1, 4, 2, c.block_q + 1, c.block_k + 1), "tokens_first", wants_lse=False),
+    "many_tiles": Call(lambda c: Shape(1, 3, 1, c.block_q + 5, 5 * c.block_k + 3), "expanded"),
+    "one_query": Call(lambda c: Shape(2, 2, 1, 1, 2 * c.block_k), "NHD", wants_lse=False),
+    "more_queries_than_keys": Call(lambda c: Shape(1, 1, 1, 2 * c.block_q + 3, c.block_k // 2 + 1), "gaps"),
+    "self_attention": Call(lambda c: Shape(2, 2, 1, c.block_q + c.block_k // 2, c.block_q + c.block_k // 2), "fused"),
+    "long": Call(lambda c: Shape(1, 1, 1, 17, 1100)),
+    "scale_zero": Call(lambda c: Shape(1, 1, 1, 33, c.block_k + 33), scale=0.0),
+    "scale_negative": Call(lambda c: Shape(1, 1, 1, 33, c.block_k + 33), "NHD", scale=-0.2),
+    "scale_given": Call(lambda c: Shape(1, 1, 1, 33, c.block_k + 33), scale=0.4, wants_lse=False),
+}
+
+
+def make_inputs(variant, shape, layout="HND", alter=None, seed=0):
+    inputs = draw_normal(shape, variant.problem.head_dim, torch.Generator().manual_seed(seed))
+    if alter:
+        alter(inputs, variant.problem.is_causal)
+    return LAYOUTS[layout](inputs.map(lambda x: x.to(TORCH_DTYPES[variant.problem.dtype])))
+
+
+def tensors(inputs):
+    return inputs.q, inputs.k, inputs.v
+
+
+def run_reference(variant, inputs, scale=None, accumulator=None):
+    accumulator = accumulator or variant.accumulator
+    return quantized_attention(*tensors(inputs), variant.problem, variant.config, scale=scale, accumulator=accumulator)
+
+
+def check_close(out, lse, wanted, wanted_lse):
+    """Rows must not hold NaN; `lse` may be None."""
+    wanted = wanted.to(out.dtype).float()
+    error = (out.float() - wanted).norm(dim=-1)
+    size = wanted.norm(dim=-1)
+    assert (error.norm() <= CALL_LIMIT * size.norm()).item(), f"off by {error.norm() / size.norm():.1e}"
+    assert (error <= ROW_LIMIT * size).all(), f"a row is off by {(error / size).max():.1e}"
+    if lse is not None:
+        assert torch.equal(lse.isinf(), wanted_lse.isinf())
+        error = (lse - wanted_lse).abs() / wanted_lse.abs().clamp_min(1)
+        assert (error.masked_fill(lse == -math.inf, 0) <= LSE_LIMIT).all(), f"lse off by {error.max():.1e}"
+
+
+def check_call(program, variant, inputs, scale=None, wants_lse=True):
+    allocator = OutputWithGaps() if inputs.q.stride(2) > inputs.q.shape[3] else None
+    call = bind_call(
+        program, variant.problem, variant.config, *tensors(inputs),
+        softmax_scale=scale, want_lse=wants_lse, allocator=allocator,
+    )  # fmt: skip
+    call.launch()
+    check_close(call.out, call.lse, *run_reference(variant, inputs, scale))
+    return call.out
+
+
+# --- calls
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_call_computes_the_configs_numerics(variant, program, name):
+    call = CALLS[name]
+    inputs = make_inputs(variant, call.shape(variant.config), call.layout)
+    out = check_call(program, variant, inputs, call.scale, call.wants_lse)
+    blind = max(0, inputs.q.shape[2] - inputs.k.shape[2]) if variant.problem.is_causal else 0
+    assert (out[:, :, :blind] == 0).all()
+
+
+def test_calls_reach_what_they_are_for(variants):
+    shapes = [(v.config, v.problem.is_causal, call.shape(v.config)) for v in variants for call in CALLS.values()]
+    for config, _, _ in shapes:
+        keys = {s.kv_len for c, _, s in shapes if c == config}
+        assert {1, config.block_k - 1, config.block_k, config.block_k + 1} <= keys
+        assert max(keys) > 2 * config.stages * config.block_k, "stages are not used twice"
+        assert max(keys) > 8 * SPLIT_TOKENS, "few splits"
+    assert any(is_causal and s.q_len > s.kv_len for _, is_causal, s in shapes)
+    assert {call.layout for call in CALLS.values()} == set(LAYOUTS)
+
+
+#: Inputs that no other fault hides: what each is for stands in INPUT_KINDS.
+KINDS = ("k_offset", "channel_offsets", "outliers", "v_constant", "v_zero_channel", "large_logits")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unusual_values(variant, program, kind):
+    shape = Shape(1, 2, 2, variant.config.block_q // 2 + 3, variant.config.block_q + variant.config.block_k + 3)
+    check_call(program, variant, make_inputs(variant, shape, alter=INPUT_KINDS[kind].alter))
+
+
+@pytest.mark.parametrize("zero", ["q", "k", "v"])
+def test_zeros(variant, program, zero):
+    inputs = make_inputs(variant, Shape(1, 1, 1, 40, variant.config.block_k + 9))
+    getattr(inputs, zero).zero_()
+    out = check_call(program, variant, inputs)
+    assert zero != "v" or not out.any()
+
+
+# --- values that are not finite
+
+
+def spoil(clean, value, key):
+    """`clean` with `value` in one query of head 0, one key of head 1 and one value of head 2, whose rows become 0."""
+    spoiled = clean.map(torch.clone)
+    for token, tensor, other in ((3, clean.q[:, 0], spoiled.q[:, 0]), (key, clean.k[:, 1], spoiled.k[:, 1]),
+                                 (key, clean.v[:, 2], spoiled.v[:, 2])):  # fmt: skip
+        tensor[:, token] = other[:, token] = 0
+        other[:, token, 5] = value
+    return spoiled
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_bad_values_reach_the_rows_that_see_them(variant, program, value):
+    config, is_causal = variant.config, variant.problem.is_causal
+    q_len, gap = config.block_q + 5, 7
+    clean = make_inputs(variant, Shape(1, 4, 4, q_len, q_len + gap))
+    bad = gap + q_len // 2  # when causal, half of the queries see it
+    spoiled = spoil(clean, value, bad)
+    out, lse = call_program(program, variant.problem, config, *tensors(spoiled), want_lse=True)
+
+    exact, exact_lse = attention(*tensors(spoiled), is_causal=is_causal, return_lse=True)
+    must, may = exact.isnan(), exact.isnan()
+    if config.quantizes_v:
+        must = may = must.any(-1, keepdim=True).expand_as(must)
+    elif is_causal:  # a hidden value is multiplied by 0, if the row's tile reads it: NaN
+        tile_ends = torch.arange(q_len) // config.block_q * config.block_q + config.block_q - 1
+        may[0, 2, tile_ends + gap >= bad // config.block_k * config.block_k, 5] = True
+    assert (out.isnan() | ~must).all()
+    assert (may | ~out.isnan()).all()
+    assert torch.equal(lse.isnan(), must.any(-1) if config.quantizes_v else exact_lse.isnan())
+    assert not out.isinf().any()
+    wanted, wanted_lse = run_reference(variant, clean)
+    check_close(torch.where(out.isnan(), wanted.to(out.dtype), out), torch.where(lse.isnan(), wanted_lse, lse),
+                wanted, wanted_lse)  # fmt: skip
+
+
+def test_rows_that_see_no_key_are_zero_whatever_they_meet(variant, program):
+    queries, keys = variant.config.block_q + 7, 5
+    q, k, v = (torch.full_like(x, math.nan) for x in tensors(make_inputs(variant, Shape(1, 1, 1, queries, keys))))
+    v[..., 8:] = 0
+    out, lse = call_program(program, variant.problem, variant.config, q, k, v, want_lse=True)
+    blind = queries - keys if variant.problem.is_causal else 0
+    assert (out[:, :, :blind] == 0).all()
+    assert (lse[:, :, :blind] == -math.inf).all()
+    assert out[:, :, blind:].isnan().all()
+    assert lse[:, :, blind:].isnan().all()
+
+
+def test_values_that_are_all_nan(variants, programs):
+    variant = next(variant for variant in variants if variant.config.quantizes_v)
+    inputs = make_inputs(variant, Shape(1, 1, 1, 40, 40))
+    inputs.v[:] = math.nan  # several threads mark the same key
+    out, _ = call_program(programs[variant], variant.problem, variant.config, *tensors(inputs))
+    assert out.isnan().all()
+
+
+# --- accumulators, determinism, draws
+
+
+def test_fp8_products_have_the_accumulator_of_the_gpu(variants, programs):
+    for variant in variants:
+        if not variant.config.quantizes_v:
+            continue
+        inputs = make_inputs(variant, Shape(1, 2, 2, 128, 256))
+        inputs.v.abs_()  # sums grow, and what is cut off them adds up
+        out, _ = call_program(programs[variant], variant.problem, variant.config, *tensors(inputs))
+        distance = {}
+        for accumulator in ("fp22", "fp32"):
+            wanted, _ = run_reference(variant, inputs, accumulator=accumulator)
+            distance[accumulator] = (out.float() - wanted.to(out.dtype).float()).norm().item()
+        right = distance.pop(variant.accumulator)
+        (wrong,) = distance.values()
+        assert right < wrong / 5, variant.name
+
+
+def test_results_are_the_same_bits_every_time_and_on_any_number_of_workers(variant, program):
+    inputs = make_inputs(variant, Shape(1, 2, 1, variant.config.block_q + 1, 200))
+    runs = [
+        call_program(runner, variant.problem, variant.config, *tensors(inputs), want_lse=True)
+        for runner in (program, program, replace(program, workers=1))
+    ]
+    for out, lse in runs[1:]:
+        assert torch.equal(out, runs[0][0])
+        assert torch.equal(lse, runs[0][1])
+
+
+@given(st.data())
+@settings(max_examples=30)
+def test_any_call(variants, programs, data):
+    variant = data.draw(st.sampled_from(variants), "variant")
+    layout = data.draw(st.sampled_from(list(LAYOUTS)), "layout")
+    batch, heads_kv, group = (data.draw(st.integers(1, most), name) for most, name in ((2, "b"), (2, "h"), (3, "g")))
+    q_len, kv_len = data.draw(st.integers(1, 150), "q_len"), data.draw(st.integers(1, 300), "kv_len")
+    shape = Shape(batch, heads_kv * group, heads_kv, q_len, q_len if layout == "fused" else kv_len)
+    scale = data.draw(st.none() | st.floats(-0.5, 0.5, width=32), "scale")
+    inputs = make_inputs(variant, shape, layout, seed=data.draw(st.integers(0, 9), "seed"))
+    check_call(programs[variant], variant, inputs, scale, data.draw(st.booleans(), "wants_lse"))
