@@ -144,7 +144,8 @@ def _swap_device_layer(text: str, includes: list[str], products: _Products, name
     before, rest = text.split(_LAYER_BEGIN.format("cuda"))
     cuda_layer, after = rest.split(_LAYER_END)
     end_line = 2 + (before + cuda_layer).count("\n")
-    bodies = "\n".join(_read_include("host", include, products) for include in ("emulator", *includes))
+    headers = ("emulator", "emulator_hopper") if products else ("emulator",)
+    bodies = "\n".join(_read_include("host", include, products) for include in (*headers, *includes))
     lines = f'#line 1 "device_layer"\n{bodies}\n#line {end_line} "{name}.cu"\n'
     return f"{before}{_LAYER_BEGIN.format('host')}{lines}{_LAYER_END}{after}"
 
@@ -155,7 +156,7 @@ def _read_template(name: str) -> str:
 
 def _read_include(target: Target, name: str, products: _Products = ()) -> str:
     """One file of the device layer; `wgmma` is a template, since its instructions spell out every register."""
-    if name == "wgmma":
+    if (target, name) == ("cuda", "wgmma"):
         template = _environment().get_template(f"include/{target}/{name}.cuh.j2")
         return template.render(wgmma_products=products).rstrip()
     return _read_template(f"include/{target}/{name}.cuh").rstrip()

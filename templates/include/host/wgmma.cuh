@@ -23,6 +23,9 @@ __device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, int 
     return descriptor + static_cast<uint32_t>(bytes) / 16;
 }
 
+// The same value in all lanes of a warp, known as such to the compiler.
+__device__ __forceinline__ int uniform(int value) { return value; }
+
 // `registers`: the accumulators, and A if it is in registers, that the products to come touch.
 __device__ __forceinline__ void wgmma_fence(int line = __builtin_LINE()) { emulator::wgmma_fence(line); }
 template <typename A>
