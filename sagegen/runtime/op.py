@@ -60,8 +60,8 @@ def attention(
         return_lse: also return the log-sum-exp of the scores.
         out: written and returned instead of a new tensor; q's shape, dtype and device.
         backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. `emulator` runs an
-            L20's default kernel on CPU tensors, bit by bit what it computes, at seconds per million scores, and raises
-            where no kernel can answer; needs g++. None chooses.
+            L20's default kernel on CPU tensors, about a second per million scores, and raises where no kernel can
+            answer; it needs g++. None chooses.
 
     Returns:
         The output, q's shape and dtype. With `return_lse` also the natural-log log-sum-exp, float32,

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,15 @@ def test_a_library_is_compiled_once_and_the_runtime_once_for_all(gxx: StandIn, s
     assert len(gxx.calls) == count
     build_library(source_of("two"), store, gxx.find())
     assert len(gxx.calls) == count + 2  # compile and link
+
+
+def test_of_those_that_want_the_same_library_one_compiles_it(gxx: StandIn, store: Store) -> None:
+    compiler = gxx.find()
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(lambda i: build_library(source_of("ab"[i % 2]), store, compiler), range(8)))
+    assert len({library.folder for library in built}) == 2
+    assert sum("kernel.cu" in call for call in gxx.calls) == 2
+    assert sum("engine.cpp" in call for call in gxx.calls) == 1
 
 
 def test_instrumentation_is_compiled_in_and_its_libraries_are_not_linked(gxx: StandIn, store: Store) -> None:

@@ -1,5 +1,4 @@
-// Kernels with bugs: each is a template over BUG, right with NONE. A bug's report must name a line whose comment has
-// its name.
+// Kernels with bugs: each is a template over BUG, right with NONE.
 
 struct Params {
     const uint32_t* input;
@@ -34,13 +33,13 @@ __device__ __forceinline__ void produce(const Params& p, uint64_t* full, uint64_
     constexpr uint32_t BYTES = 4 * WORDS;
     for (int tile = 0; tile < COUNT; ++tile) {
         const int s = tile % STAGES;
-        if (BUG != no_empty_wait) device::mbarrier_wait(&empty[s], (tile / STAGES + 1) % 2);  // no_init_sync
+        if (BUG != no_empty_wait) device::mbarrier_wait(&empty[s], (tile / STAGES + 1) % 2);
         const uint32_t expected = BUG == short_expect ? BYTES - 16 : BUG == long_expect ? BYTES + 16 : BYTES;
-        device::mbarrier_arrive_expect_tx(&full[s], expected);  // no_init no_empty_wait
+        device::mbarrier_arrive_expect_tx(&full[s], expected);
         const int source = BUG == past_end ? tile % TILES : BUG == past_source ? tile + 1 : tile;
         const uint32_t bytes = BUG == odd_size ? BYTES - 8 : BYTES;
         uint8_t* const stage = shared_memory + s * BYTES + (BUG == misaligned_copy ? 8 : 0);
-        device::bulk_load(stage, p.input + source * WORDS, bytes, &full[s]);  // no_init_fence short_expect misaligned_copy odd_size past_source past_end
+        device::bulk_load(stage, p.input + source * WORDS, bytes, &full[s]);
     }
 }
 
@@ -51,9 +50,9 @@ __device__ __forceinline__ void consume(const Params& p, uint64_t* full, uint64_
     for (int tile = 0; tile < TILES; ++tile) {
         const int s = tile % STAGES;
         const uint32_t parity = (tile / STAGES + (BUG == wrong_parity)) % 2;
-        if (BUG != no_full_wait || tile < STAGES) device::mbarrier_wait(&full[s], parity);  // long_expect missing_arrival no_producer empty_count
+        if (BUG != no_full_wait || tile < STAGES) device::mbarrier_wait(&full[s], parity);
         const uint32_t* const words = reinterpret_cast<const uint32_t*>(shared_memory) + s * WORDS;
-        for (int i = 0; i < WORDS / CONSUMERS; ++i) sum[i] += words[i * CONSUMERS + thread];  // no_full_wait wrong_parity
+        for (int i = 0; i < WORDS / CONSUMERS; ++i) sum[i] += words[i * CONSUMERS + thread];
         if (BUG != missing_arrival || thread > 0) device::mbarrier_arrive(&empty[s]);
     }
     uint32_t* const sums = reinterpret_cast<uint32_t*>(shared_memory) + STAGES * WORDS;
@@ -61,9 +60,9 @@ __device__ __forceinline__ void consume(const Params& p, uint64_t* full, uint64_
     if (BUG != store_unfenced) device::fence_proxy_async();
     if (BUG != store_unordered) device::named_barrier_sync(1, CONSUMERS);
     if (thread > 0) return;
-    device::bulk_store(p.output, sums, 4 * WORDS);  // store_unfenced store_unordered store_not_waited
+    device::bulk_store(p.output, sums, 4 * WORDS);
     device::bulk_commit();
-    if (BUG == store_reused) sums[5] = 0;  // store_reused
+    if (BUG == store_reused) sums[5] = 0;
     if (BUG != store_not_waited) device::bulk_wait_read<0>();
 }
 
@@ -74,7 +73,7 @@ __device__ __forceinline__ void pipeline(const Params& p) {
     if (device::thread_index() == 0) {
         for (int s = 0; s < STAGES; ++s) {
             if (BUG != no_init) device::mbarrier_init(&full[s], 1);
-            if (BUG == init_twice) device::mbarrier_init(&full[s], 1);  // init_twice
+            if (BUG == init_twice) device::mbarrier_init(&full[s], 1);
             device::mbarrier_init(&empty[s], BUG == empty_count ? CONSUMERS / 2 : CONSUMERS);
         }
         if (BUG != no_init_fence) device::mbarrier_init_fence();
@@ -112,7 +111,9 @@ BUGGY(pipeline, CONSUMERS + 32, no_producer)
 // ---- wgmma ----
 
 enum ProductBug {
-    unfenced = 1, late_fence, no_sync, no_wgmma_fence, written_after_fence, no_commit, no_wait, wait_one, overwritten, never_waited, missing_warp, other_descriptor, unwritten_operand, past_shared, no_swizzle, half_block
+    unfenced = 1, late_fence, no_sync, no_wgmma_fence, written_after_fence, no_commit, no_wait, wait_one,
+    overwritten, never_waited, missing_warp, other_descriptor, unwritten_operand, past_shared, no_swizzle,
+    half_block
 };
 
 template <int BUG>
@@ -121,7 +122,7 @@ __device__ __forceinline__ void product(const Params& p) {
     const int thread = device::thread_index();
     uint32_t* const words = reinterpret_cast<uint32_t*>(shared_memory);
     const int count = BUG == unwritten_operand ? 2 * WORDS_A - 128 : 2 * WORDS_A;
-    for (int i = thread; i < count; i += 128) words[i] = p.input[i];  // unfenced late_fence no_sync
+    for (int i = thread; i < count; i += 128) words[i] = p.input[i];
     if (BUG != unfenced && BUG != late_fence) device::fence_proxy_async();
     if (BUG != no_sync) device::block_sync();
     if (BUG == late_fence) device::fence_proxy_async();
@@ -134,19 +135,19 @@ __device__ __forceinline__ void product(const Params& p) {
     uint32_t a_registers[4] = {};
     if (BUG != no_wgmma_fence) device::wgmma_fence(d, a_registers);
     if (BUG == written_after_fence) d[3] = 1;
-    device::wgmma_s8(d, a, b, true);  // half_block other_descriptor unfenced late_fence no_sync no_wgmma_fence written_after_fence unwritten_operand past_shared no_swizzle never_waited
+    device::wgmma_s8(d, a, b, true);
     if (BUG != missing_warp || device::warp_index() != 3) {
         device::wgmma_s8(d, device::advance_descriptor(a, 32), device::advance_descriptor(b, 32), true);
     }
     if (BUG != no_commit) device::wgmma_commit();
-    if (BUG == overwritten && thread == 100) words[WORDS_A] = 0;  // overwritten
+    if (BUG == overwritten && thread == 100) words[WORDS_A] = 0;
     if (BUG == wait_one) {
         device::wgmma_wait<1>(d);
     } else if (BUG != no_wait && BUG != never_waited) {
-        device::wgmma_wait<0>(d);  // missing_warp
+        device::wgmma_wait<0>(d);
     }
     if (BUG == never_waited) return;
-    for (int i = 0; i < N / 2; ++i) p.output[thread * N / 2 + i] = static_cast<uint32_t>(d[i]);  // no_commit no_wait wait_one
+    for (int i = 0; i < N / 2; ++i) p.output[thread * N / 2 + i] = static_cast<uint32_t>(d[i]);
 }
 BUGGY(product, 128, NONE)
 BUGGY(product, 128, unfenced)
@@ -169,7 +170,8 @@ BUGGY(product, 128, half_block)
 // ---- registers, barriers, atomics, launches ----
 
 enum ControlBug {
-    raise_first = 1, unequal_warps, wrong_way, odd_budget, barrier_count, barrier_id, no_warp_sync, unsynced_matrix, plain_counter, unset_counter, no_dependency
+    raise_first = 1, unequal_warps, wrong_way, odd_budget, barrier_count, barrier_id, no_warp_sync, unsynced_matrix,
+    plain_counter, unset_counter, no_dependency
 };
 
 template <int BUG>
@@ -178,38 +180,40 @@ __device__ __forceinline__ void control(const Params& p) {
     __shared__ __align__(16) uint32_t rows[32][4];
     const int thread = device::thread_index();
     if (device::warp_index() < 4) {
-        if (BUG == wrong_way) device::lower_registers<240>();  // wrong_way
-        if (BUG == odd_budget) device::lower_registers<100>();  // odd_budget
-        if (BUG != raise_first && (BUG != unequal_warps || device::warp_index() != 1)) device::lower_registers<24>();  // unequal_warps
+        if (BUG == wrong_way) device::lower_registers<240>();
+        if (BUG == odd_budget) device::lower_registers<100>();
+        if (BUG != raise_first && (BUG != unequal_warps || device::warp_index() != 1)) {
+            device::lower_registers<24>();
+        }
     } else {
         if (BUG != unequal_warps) device::raise_registers<240>();
     }
     words[thread] = 0;
-    device::block_sync();  // raise_first
-    words[thread] = p.input[thread];  // no_warp_sync
+    device::block_sync();
+    words[thread] = p.input[thread];
     if (BUG != no_warp_sync) device::warp_sync();
-    const uint32_t neighbour = words[thread ^ 1];  // no_warp_sync
-    if (BUG == barrier_id) device::named_barrier_sync(16, 384);  // barrier_id
+    const uint32_t neighbour = words[thread ^ 1];
+    if (BUG == barrier_id) device::named_barrier_sync(16, 384);
     if (thread < 128) {
         device::named_barrier_arrive(1, 256);
     } else if (thread < 256) {
-        device::named_barrier_sync(1, BUG == barrier_count ? 128 : 256);  // barrier_count
+        device::named_barrier_sync(1, BUG == barrier_count ? 128 : 256);
     }
     if (device::warp_index() == 0) {
         const uint32_t matrix[4] = {neighbour, 1, 2, 3};
         device::store_matrix_x4(device::shared_address(rows[thread]), matrix);
         if (BUG != unsynced_matrix) device::warp_sync();
-        if (rows[31 - thread][0] == 77) words[thread] = 0;  // unsynced_matrix
+        if (rows[31 - thread][0] == 77) words[thread] = 0;
     }
     device::block_sync();
-    if (BUG == unset_counter && thread == 0) device::atomic_add(p.output + 384, 1);  // unset_counter
+    if (BUG == unset_counter && thread == 0) device::atomic_add(p.output + 384, 1);
     if (BUG == plain_counter && thread == 0) {
         p.output[384] = 0;
         device::atomic_add(p.output + 384, 1);
-        if (p.output[384] == 77) return;  // plain_counter
+        if (p.output[384] == 77) return;
     }
     if (BUG != no_dependency) device::wait_for_predecessor();
-    p.output[thread] = neighbour;  // no_dependency
+    p.output[thread] = neighbour;
 }
 BUGGY(control, 384, NONE)
 BUGGY(control, 384, raise_first)

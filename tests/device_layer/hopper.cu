@@ -1,4 +1,5 @@
-// Kernels of what sm_90 brought and later architectures kept: matrix stores, mbarriers, bulk copies, dependent launches.
+// Kernels of what sm_90 brought and later architectures kept: matrix stores, mbarriers, bulk copies, dependent
+// launches.
 
 struct Params {
     const uint32_t* input;

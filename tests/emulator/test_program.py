@@ -103,7 +103,6 @@ def test_views_with_unusual_strides(program: EmulatedProgram, name: str) -> None
     assert relative_l2(out, q, k, v) < 2.5e-3
 
 
-@pytest.mark.xfail(strict=True, reason="the runtime takes an address for the first tensor whose range holds it")
 def test_views_of_one_packed_tensor(program: EmulatedProgram) -> None:
     """A model's fused projection: rows of q, k and v lie between each other's."""
     packed = torch.randn(2, 70, 3, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16()

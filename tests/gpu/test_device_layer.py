@@ -120,7 +120,7 @@ def card(tmp_path_factory):
 @pytest.mark.parametrize("name", cases.CASES)
 def test_results(card, name):
     case = cases.CASES[name]()
-    if case.architecture > card.architecture or (case.file == "wgmma" and card.architecture != WGMMA_ONLY):
+    if case.architecture > card.architecture or (case.file in cases.WGMMA_FILES and card.architecture != WGMMA_ONLY):
         pytest.skip(f"{card.target} has not what {case.file}.cu wraps")
     output = card.run(case)
     if case.tolerance:
@@ -130,17 +130,17 @@ def test_results(card, name):
 
 
 def test_accumulators_for_the_model(card):
-    """One product of 32 bytes on many kinds of numbers: how the sum is cut, which the emulator models."""
+    """One product of 32 bytes on many kinds of numbers: how the sum is cut, to the bit."""
     if card.architecture != WGMMA_ONLY:
         pytest.skip("wgmma is sm_90a's")
     rng = np.random.default_rng(0)
-    arrays = {}
+    arrays, equal = {}, []
     for spread in SPREADS:
         a, b, c = cases.draw_e4m3(rng, PROBE_BLOCKS, 64, 32, spread)
         d = card.run(cases.make_probe(a, b, c)).view(np.float32).reshape(c.shape)
-        apart = np.abs(d.astype(np.float64) - cases.fp22_sums(a, b, c)) / cases.sum_of_sizes(a, b, c)
-        print(f"spread {spread}: {np.mean(apart == 0):.1%} as the model says, at most {apart.max():.2e} apart")
-        assert apart.max() <= cases.FP22_TOLERANCE
+        equal.append(np.mean(d == cases.fp22_sums(a, b, c)))
+        print(f"spread {spread}: {equal[-1]:.2%} as the model says")
         arrays |= {f"a{spread}": a, f"b{spread}": b, f"c{spread}": c, f"d{spread}": d}
     if "OUT" in os.environ:
         np.savez_compressed(Path(os.environ["OUT"], "fp22.npz"), **arrays)
+    assert min(equal) == 1

@@ -128,11 +128,6 @@ void Engine::wake(int thread) {
     ++count_;
 }
 
-void Engine::pass() {
-    wake(running_);
-    yield();
-}
-
 void Engine::start_block(int block) {
     block_ = block;
     late_progress.clear();

@@ -142,8 +142,6 @@ class Engine {
     // Lets others run until `wake` is called for this fiber.
     void wait(const char* what, Site site);
     void wake(int thread);
-    // Lets the others that can run go first.
-    void pass();
 
     // All 32 lanes of a warp meet; the last one performs the operation with all arguments, by lane.
     void meet(const char* operation, Site site, void* argument, void (*perform)(Engine&, int first_thread, void* const*));

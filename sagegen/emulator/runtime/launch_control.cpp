@@ -59,7 +59,8 @@ void Registers::perform(Engine& engine, int first_thread, void* const* lanes) {
     const Request& request = *static_cast<Request*>(lanes[0]);
     Registers& own = engine.state<Registers>();
     WarpBudget& warp = own.warps_[static_cast<size_t>(first_thread / WARP)];
-    const bool is_wrong_way = request.is_raise ? request.registers < warp.registers : request.registers > warp.registers;
+    const int change = request.registers - warp.registers;
+    const bool is_wrong_way = request.is_raise ? change < 0 : change > 0;
     if (is_wrong_way || request.registers < FEWEST || request.registers > MOST || request.registers % STEP) {
         engine.fail("bad_registers", request.site,
                     std::string(request.is_raise ? "raising" : "lowering") + " a thread's registers from " +

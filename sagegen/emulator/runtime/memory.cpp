@@ -176,8 +176,8 @@ void Engine::end_async_write(int thread, uint32_t offset, int bytes, uint16_t kn
 // ---- global memory ----
 
 Memory& Engine::check_global(uintptr_t address, int bytes, bool is_write, Site site) {
-    Memory* const memory = session_.find(address);
-    if (!memory || !memory->holds(address, bytes)) {
+    Memory* const memory = session_.find(address, bytes);
+    if (!memory) {
         fail("out_of_bounds", site,
              describe_thread(running_) + " " + action(is_write) + " " + bytes_text(bytes) + " " +
                  session_.describe(address) + " at " + place(site));

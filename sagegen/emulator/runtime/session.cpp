@@ -59,9 +59,9 @@ bool Memory::holds(uintptr_t address, int size) const {
     return is_element(offset / buffer.item_bytes) && is_element((offset + size - 1) / buffer.item_bytes);
 }
 
-Memory* Session::find(uintptr_t address) const {
+Memory* Session::find(uintptr_t address, int bytes) const {
     for (const auto& memory : memories) {
-        if (address - memory->buffer.base < memory->bytes) return memory.get();
+        if (memory->holds(address, bytes)) return memory.get();
     }
     return nullptr;
 }
@@ -145,7 +145,7 @@ int32_t emulator_run(void* handle, const emulator::Launch* launch, emulator::Rep
 }
 
 int32_t emulator_writer_of(void* handle, uint64_t address, emulator::Report* report) {
-    const emulator::Memory* const memory = static_cast<emulator::Session*>(handle)->find(address);
+    const emulator::Memory* const memory = static_cast<emulator::Session*>(handle)->find(address, 4);
     if (!memory || !memory->buffer.is_writable) return 0;
     const emulator::Word& word = memory->words[(address - memory->buffer.base) / 4];
     const uint32_t writer = word.writer;

@@ -41,8 +41,8 @@ struct Session {
     std::mutex mutex;
     std::map<std::tuple<uintptr_t, int, int, bool>, BankCount> banks;  // by address, line, bytes, direction
 
-    // The memory whose range holds `address`, or null.
-    Memory* find(uintptr_t address) const;
+    // The memory whose elements are at [address, address + bytes), or null. Ranges of strided views may overlap.
+    Memory* find(uintptr_t address, int bytes) const;
     // In words: where an address lies that no buffer holds.
     std::string describe(uintptr_t address) const;
 };

@@ -1,6 +1,6 @@
-// wgmma: a product is noted when a warp comes to it and computed at the first wait that covers it, from shared memory as
-// it is then. Its accumulators hold poison in between. Operands are decoded through their descriptors as the hardware
-// does it (PTX ISA, "wgmma").
+// wgmma: a product is noted when a warp comes to it and computed at the first wait that covers it, from shared memory
+// as it is then. Its accumulators hold poison in between. Operands are decoded through their descriptors as the
+// hardware does it (PTX ISA, "wgmma").
 #include "wgmma.hpp"
 
 #include <algorithm>
@@ -300,8 +300,8 @@ void Wgmma::check_end(Engine& engine) {
         if (state.issued == state.waited) continue;
         const Site site = own.groups_[thread / GROUP_THREADS].products[state.waited].site;
         engine.fail("in_flight", static_cast<int>(thread), site,
-                    describe_thread(static_cast<int>(thread)) + " has returned before a wait has covered the wgmma at " +
-                        place(site));
+                    describe_thread(static_cast<int>(thread)) + " has returned before a wait has covered the wgmma " +
+                        "at " + place(site));
     }
 }
 

@@ -1,6 +1,6 @@
-// Bulk copies of contiguous bytes between global and shared memory by the copy engine. Addresses and sizes are multiples
-// of 16. The engine reads and writes shared memory through the async proxy: fence_proxy_async orders a thread's earlier
-// accesses before its later bulk copies (and before wgmma's operand reads). sm_90 and later.
+// Bulk copies of contiguous bytes between global and shared memory by the copy engine. Addresses and sizes are
+// multiples of 16. The engine reads and writes shared memory through the async proxy: fence_proxy_async orders a
+// thread's earlier accesses before its later bulk copies (and before wgmma's operand reads). sm_90 and later.
 namespace device {
 
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,5 +1,5 @@
-// The runtime behind the device layer's other parts: INT4 and FP16-accumulator products, packed arithmetic, atomics, and
-// what sm_90 brought. As in emulator.cuh, `line` is that of whoever called the wrapper.
+// The runtime behind the device layer's other parts: INT4 and FP16-accumulator products, packed arithmetic, atomics,
+// and what sm_90 brought. As in emulator.cuh, `line` is that of whoever called the wrapper.
 namespace emulator {
 
 // Matrix products of one warp.
