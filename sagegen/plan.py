@@ -164,9 +164,9 @@ def _place_regions(
         "lse_bias_offset": rows * 4 if want_lse else 0,
         "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,
         "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
-        "k_sums_offset": channels * splits * 4,
+        "k_sums_offset": channels * splits * 4 * (3 if config.bounds_steps else 1),
         "v_peaks_offset": channels * splits * 4 * (3 if config.smooths_v else 1) if config.quantizes_v else 0,
-        "v_scales_offset": channels * 4 * (2 if config.smooths_v else 1) if config.quantizes_v else 0,
+        "v_scales_offset": channels * 4 * config.head_rows if config.quantizes_v else 0,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():

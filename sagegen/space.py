@@ -79,6 +79,8 @@ class MmaConfig:
     family: ClassVar[str] = "mma"
     params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
     smooths_v: ClassVar[bool] = False
+    bounds_steps: ClassVar[bool] = False
+    head_rows: ClassVar[int] = 1
     row_sum: ClassVar[str] = "fadd"
 
     @property
@@ -107,14 +109,15 @@ class MmaConfig:
 
 WGMMA_PARAMS = (
     Param("consumers", "c", (2, 3), "consumer warpgroups of a block; each takes 64 query rows"),
-    Param("block_k", "bk", (64, 128), "keys of a tile"),
+    Param("block_k", "bk", (64, 128, 192, 256), "keys of a tile"),
     Param("stages", "st", (2, 3, 4), "K/V tiles in flight through shared memory"),
+    Param("schedule", "sc", ("plain", "overlap"), "wait for each product, or softmax of one tile beside P V of the last"),
     Param(
         "accumulation", "ac", ("two", "one"), "FP8 sums are promoted to FP32 every tile, or never and V is smoothed"
     ),
     Param("granularity", "gr", ("thread", "warp"), "rows of Q and K that share a scale"),
     Param("q_span", "qs", (8, 16, 64), "query rows that a set of scales covers"),
-    Param("k_span", "ks", (64, 128), "keys that a set of scales covers"),
+    Param("k_span", "ks", (64, 128, 192, 256), "keys that a set of scales covers"),
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("row_sum", "su", ("fadd", "ones"), "sum of P: added up before it is rounded, or a column of ones beside V"),
     Param("exponent", "ex", ("mufu", "packed"), "2^x by the special function unit, or E4M3 bits in packed 16-bit steps"),
@@ -128,6 +131,7 @@ class WgmmaConfig:
     consumers: int
     block_k: int
     stages: int
+    schedule: str
     accumulation: str
     granularity: str
     q_span: int
@@ -165,9 +169,24 @@ class WgmmaConfig:
         return 4 * self.consumers
 
     @property
+    def v_panel(self) -> int:
+        """Tokens of a row of V in shared memory: a tile is one or more panels side by side."""
+        return 128 if self.block_k % 128 == 0 else 64
+
+    @property
+    def bounds_steps(self) -> bool:
+        """Scales of Q and K have lower limits, so that the packed exponent spans its range."""
+        return self.exponent == "packed"
+
+    @property
     def smooths_v(self) -> bool:
         """V's channel means are subtracted before it is quantized and added to the output."""
         return self.accumulation == "one"
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of head_dim floats that the quantizer leaves for each KV head."""
+        return 1 + self.smooths_v + self.bounds_steps
 
     @property
     def accum_depth(self) -> int:
