@@ -25,6 +25,10 @@ _LOG2_E = math.log2(math.e)
 _MAGIC = 12582912.0
 #: Keys of one FP8 matrix instruction (mma.m16n8k32): the accumulator is cut after each.
 _MMA_KEYS = 32
+#: Mantissa bits of the FP8 tensor core's accumulator.
+_FP22_BITS = 13
+#: Below that of any sum of products, and a float32 has it.
+_NO_EXPONENT = -100
 
 _Layout = Literal["HND", "NHD"]
 
@@ -170,8 +174,7 @@ def quantized_attention(
         q: [batch, heads_q, q_len, head_dim], fp16 or bf16.
         k, v: [batch, heads_kv, kv_len, head_dim].
         scale: of the scores; None is 1/sqrt(head_dim).
-        accumulator: of the FP8 P·V. `fp22` cuts it to 13 mantissa bits after every 32 keys (SageAttention2, section
-            3.4). The tensor cores of sm_89 and sm_90 lose more: they cut each product too.
+        accumulator: of the FP8 P·V. `fp22` is what tensor cores with FP8 units have, see `add_fp8_products`.
 
     Returns:
         The output, float32, q's shape, and the natural-log log-sum-exp, float32, [batch, heads_q, q_len].
@@ -300,7 +303,35 @@ def round_e4m3(x: torch.Tensor) -> torch.Tensor:
 
 def truncate_fp22(x: torch.Tensor) -> torch.Tensor:
     """Cut float32 to 13 mantissa bits, toward zero: what the FP8 tensor core keeps of a sum."""
-    return (x.view(torch.int32) & -(1 << (23 - 13))).view(torch.float32)
+    return (x.view(torch.int32) & -(1 << (23 - _FP22_BITS))).view(torch.float32)
+
+
+def add_fp8_products(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """total + p v as one instruction of the FP8 tensor core adds it; on sm_90 bit for bit (wgmma, docs/gpu-runs).
+
+    The products and the total are cut toward zero to 13 bits below the largest exponent among them and added, and the
+    sum is cut to 13 mantissa bits (SageAttention2, section 3.4, has only that). A product's exponent is the sum of its
+    factors', whatever their mantissas.
+
+    Args:
+        total: float32 [..., rows, dim].
+        p: E4M3 numbers in float32, [..., rows, keys], at most 32 keys.
+        v: likewise, [..., keys, dim].
+    """
+    p_exponents, v_exponents = _exponents(p, lowest=-6), _exponents(v, lowest=-6)  # subnormals have that of 2^-6
+    largest = _exponents(total, lowest=_NO_EXPONENT)
+    for key in range(p.shape[-1]):
+        largest = torch.maximum(largest, p_exponents[..., key, None] + v_exponents[..., key, None, :])
+    unit = (largest + (127 - _FP22_BITS) << 23).view(torch.float32)  # a power of two
+    kept = (total / unit).trunc()
+    for key in range(p.shape[-1]):
+        kept += (p[..., key, None] * v[..., key, None, :] / unit).trunc()
+    return truncate_fp22(kept * unit)
+
+
+def _exponents(x: torch.Tensor, lowest: int) -> torch.Tensor:
+    """Of the largest power of two up to |x|, at least `lowest`, int32; of a zero _NO_EXPONENT."""
+    return torch.where(x == 0, _NO_EXPONENT, (torch.frexp(x).exponent - 1).clamp_min(lowest))
 
 
 def _accumulate(
@@ -315,7 +346,9 @@ def _accumulate(
         partial = torch.zeros_like(out)
         for start in range(first, min(first + config.accum_depth, weights.shape[-1]), _MMA_KEYS):
             keys = slice(start, start + _MMA_KEYS)
-            partial = partial + p[..., keys] @ values[:, :, keys]
-            partial = truncate_fp22(partial) if accumulator == "fp22" else partial
+            if accumulator == "fp22":
+                partial = add_fp8_products(partial, p[..., keys], values[:, :, keys])
+            else:
+                partial = partial + p[..., keys] @ values[:, :, keys]
         out = out + partial
     return out

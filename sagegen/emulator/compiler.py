@@ -30,8 +30,8 @@ from sagegen.store import SOURCE_FILE, Files, Key, Store, make_key
 #: Both: nothing of one library may be shared with another, which -fno-gnu-unique sees to.
 _COMMON_FLAGS = ("-O2", "-g1", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-gnu-unique")
 KERNEL_FLAGS = (
-    *_COMMON_FLAGS, "-fsanitize=thread", "-fsanitize=bounds", "-fno-strict-aliasing", "-fno-extern-tls-init",
-    "-ffp-contract=off", "-Wno-unknown-pragmas",
+    *_COMMON_FLAGS, "-fsanitize=thread", "-fsanitize=bounds", "-fsanitize-coverage=trace-pc", "-fno-strict-aliasing",
+    "-fno-extern-tls-init", "-ffp-contract=off", "-Wno-unknown-pragmas",
 )
 #: _FORTIFY_SOURCE would take the fibers' longjmp for a smashed stack.
 RUNTIME_FLAGS = (*_COMMON_FLAGS, "-pthread", "-U_FORTIFY_SOURCE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_char, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -166,6 +167,8 @@ class Library:
         self._close.argtypes, self._close.restype = (c_void_p,), None
         self._run = self._handle.emulator_run
         self._run.argtypes, self._run.restype = (c_void_p, POINTER(_Launch), POINTER(_Report)), c_int32
+        self._stop = self._handle.emulator_stop
+        self._stop.argtypes, self._stop.restype = (c_void_p,), None
         self._writer = self._handle.emulator_writer_of
         self._writer.argtypes, self._writer.restype = (c_void_p, c_uint64, POINTER(_Report)), c_int32
         self._counts = self._handle.emulator_bank_counts
@@ -206,7 +209,7 @@ class Session:
         self._library._close(self._handle)
 
     def run(self, run: KernelRun) -> Report | None:
-        """Run one launch to its end; what went wrong, or None."""
+        """Run one launch to its end, or until Ctrl+C; what went wrong, or None."""
         launch = _Launch(
             kernel=run.name.encode(),
             function=run.function,
@@ -221,7 +224,16 @@ class Session:
             count_banks=run.count_banks,
         )
         report = _Report()
-        if not self._library._run(self._handle, byref(launch), byref(report)):
+        # in a thread of its own: a foreign function that Python's main thread is in cannot be interrupted
+        thread = threading.Thread(target=self._library._run, args=(self._handle, byref(launch), byref(report)))
+        thread.start()
+        try:
+            thread.join()
+        except BaseException:
+            self._library._stop(self._handle)
+            thread.join()
+            raise
+        if not report.kind:
             return None
         kind, message = (text.decode(errors="replace") for text in (report.kind, report.message))
         return Report(kind, report.block, report.thread, report.line, report.site, message)

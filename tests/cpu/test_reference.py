@@ -264,6 +264,22 @@ def test_fp22_keeps_thirteen_mantissa_bits_and_cuts_toward_zero():
     assert reference.truncate_fp22(x).tolist() == [kept, kept, -kept, 3.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("total", "factors", "result"),
+    [
+        (1.0, [(2.0**-7, 2.0**-7)] * 16, 1.0),  # each is below the last bit that counts beside 1
+        (-1.0, [(2.0**-7, 2.0**-6)] * 16, -1 + 2.0**-9),  # each is that bit
+        (0.0, [(1.5, 1.5), *[(2.0**-7, 2.0**-6)] * 2], 2.25 + 2.0**-12),  # the exponent of 1.5 * 1.5 counts as 0
+        (2.0**-20, [(0.0, 448.0)], 2.0**-20),
+        (0.0, [(0.0, 1.0), (-1.0, 0.0)], 0.0),
+        (0.0, [(448.0, 448.0)] * 32, 32 * 448.0**2),
+    ],
+)
+def test_fp8_products_are_cut_before_they_are_added(total, factors, result):
+    p, v = torch.tensor(factors).unbind(1)
+    assert reference.add_fp8_products(torch.tensor([[total]]), p[None], v[:, None]).item() == result
+
+
 def test_values_have_one_scale_per_channel():
     v = torch.tensor([[[[4.48, 0.0, 1.0], [2.0, 0.0, -2.0]]]])
     v8, scale = reference.quantize_values(v, CONFIG)

@@ -123,6 +123,17 @@ BUGS = [
         "divergence",
         "shuffle_xor",
     ),
+    Bug(
+        "loop_that_never_ends",
+        (
+            (
+                "    store_output(p, q_head",
+                "    for (int i = 1; i != 0;) i = i == 7 ? 1 : i + 2;\n    store_output(p, q_head",
+            ),
+        ),
+        "endless_loop",
+        "for (int i = 1;",
+    ),
     # memory
     Bug(
         "read_one_row_past_the_end",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import importlib.resources
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -277,3 +279,15 @@ def test_without_its_swizzle_a_tile_conflicts() -> None:
     assert out.isfinite().all()
     (k_loads,) = (use for use in program.bank_counts() if "load_matrix_x4(k" in use.text)
     assert k_loads.conflict_share >= 0.5
+
+
+def test_ctrl_c_ends_a_running_kernel(program: EmulatedProgram) -> None:
+    inputs = draw(1, 8, 16384, 64)  # minutes
+    timer = threading.Timer(0.5, _thread.interrupt_main)
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        call_program(program, PROBLEM, CONFIG, *inputs)
+    assert time.monotonic() - start < 20
+    small = draw(1, 1, 70, 64)
+    assert relative_l2(call_program(program, PROBLEM, CONFIG, *small)[0], *small) < 2.5e-3

@@ -28,6 +28,7 @@ using Kernel = void (*)(AnyParams);
 }  // namespace
 
 Engine& engine() { return *running_engine; }
+bool has_engine() { return running_engine != nullptr; }
 
 std::string place(Site site) {
     char text[48];
@@ -109,7 +110,17 @@ void Engine::yield() {
     running_ = queue_[head_];
     head_ = (head_ + 1) % queue_.size();
     --count_;
+    steps_ = 0;
     _longjmp(fibers_[running_].context, 1);
+}
+
+void Engine::step(Site site) {
+    if (++steps_ % STEPS_PER_LOOK) return;
+    if (session_.is_stopped.load(std::memory_order_relaxed)) fail("stopped", site, "the launch was told to stop");
+    if (steps_ > MAX_STEPS) {
+        fail("endless_loop", site,
+             describe_thread(running_) + " goes on and on at " + place(site) + " without meeting other threads");
+    }
 }
 
 void Engine::to_scheduler() { _longjmp(scheduler_, 1); }

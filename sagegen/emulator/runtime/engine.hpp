@@ -21,6 +21,8 @@ constexpr int WARP = 32;
 constexpr int MAX_THREADS = 1024;
 constexpr int GRANULE = 16;            // bytes of shared memory that share a record of accesses
 constexpr uint8_t POISON = 0x7f;       // NaN in e4m3, huge in every other type
+constexpr int64_t MAX_STEPS = 1'000'000'000;  // of a thread between two collectives: seconds, where real ones take ms
+constexpr int64_t STEPS_PER_LOOK = 4096;      // how often a thread looks whether it is to stop
 constexpr int STACK_BYTES = 512 << 10;  // of a fiber; touched pages only take memory
 
 // By thread; then whether the preceding launch has ended; then one entry for each asynchronous agent.
@@ -184,6 +186,9 @@ class Engine {
     uint16_t check_copy_source(uintptr_t address, int bytes, Site site);
     void access(uintptr_t address, int bytes, bool is_write, Site site);
 
+    // A step of the running thread; ends threads that go on for ever without meeting others, and blocks that are to stop.
+    void step(Site site);
+
     // ---- bank conflicts ----
 
     // One lane's access outside a collective; accesses of a warp are put together by how often a lane was there.
@@ -255,6 +260,7 @@ class Engine {
     size_t head_ = 0, count_ = 0;
     jmp_buf scheduler_;
     bool failed_ = false;
+    int64_t steps_ = 0;  // of the running thread since it was switched to
     uintptr_t shared_base_ = 0;
     size_t shared_bytes_ = 0;
     uintptr_t dynamic_base_ = 0;
@@ -273,8 +279,9 @@ State& Engine::state() {
     return *static_cast<State*>(slot.get());
 }
 
-// The engine of the running operating system thread.
+// The engine of the running operating system thread; whether it has one.
 Engine& engine();
+bool has_engine();
 
 // Text of a place for messages.
 std::string place(Site site);

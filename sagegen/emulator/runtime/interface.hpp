@@ -63,6 +63,9 @@ void emulator_close(void* session);
 // Runs one launch to its end. 0: well; 1: `report` says what went wrong.
 int32_t emulator_run(void* session, const emulator::Launch* launch, emulator::Report* report);
 
+// From another thread: the running launch ends soon, and later ones at once.
+void emulator_stop(void* session);
+
 // Who wrote the word at `address` last: fills block, thread and site, and returns 1; 0 when nobody did.
 int32_t emulator_writer_of(void* session, uint64_t address, emulator::Report* report);
 

@@ -93,7 +93,7 @@ struct Outcome {
 
 void run_blocks(Session& session, const Launch& launch, Outcome& outcome) {
     Engine engine(session, launch);
-    for (;;) {
+    while (!session.is_stopped) {
         const int64_t block = outcome.next.fetch_add(1);
         if (block >= outcome.limit.load()) return;
         if (engine.run_block(static_cast<int>(block))) continue;
@@ -143,6 +143,8 @@ int32_t emulator_run(void* handle, const emulator::Launch* launch, emulator::Rep
     *report = outcome.report;
     return outcome.report.kind[0] != 0;
 }
+
+void emulator_stop(void* handle) { static_cast<emulator::Session*>(handle)->is_stopped = true; }
 
 int32_t emulator_writer_of(void* handle, uint64_t address, emulator::Report* report) {
     const emulator::Memory* const memory = static_cast<emulator::Session*>(handle)->find(address, 4);

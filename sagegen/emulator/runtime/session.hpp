@@ -39,6 +39,7 @@ struct Session {
     std::vector<std::unique_ptr<Memory>> memories;
     uint32_t launches = 0;  // started so far; stamps of the running one are `launches`
     std::mutex mutex;
+    std::atomic<bool> is_stopped{false};  // somebody wants all launches to end
     std::map<std::tuple<uintptr_t, int, int, bool>, BankCount> banks;  // by address, line, bytes, direction
 
     // The memory whose elements are at [address, address + bytes), or null. Ranges of strided views may overlap.
