@@ -46,6 +46,7 @@ class Built:
     """A compiled source.
 
     Attributes:
+        arch: what it was compiled for, e.g. `sm_90a`.
         cubin: the file in the store.
         text_sha256: of the source text.
         code_sha256: of the attention kernel's machine code alone; equal code runs equally fast.
@@ -115,6 +116,7 @@ def build_batch(
     Safe to call from any thread and from many processes: of those that want the same kernel one compiles it.
 
     Args:
+        arch: of the GPU; each source is compiled for its own `Source.target` of it.
         jobs: compilers at a time; None: one per core.
         timeout_s: for each compiler.
         stop: set it to end the build early from another thread.
@@ -155,7 +157,7 @@ def _build_all(sources: Sequence[Source], settings: _Settings) -> dict[str, Buil
 
 
 def _source_key(source: Source, arch: str, toolkit: Toolkit) -> Key:
-    return make_key(source.name, source.text, arch, toolkit.build, (*FLAGS, _LINE_MARK, _RECORD_SCHEMA))
+    return make_key(source.name, source.text, source.target(arch), toolkit.build, (*FLAGS, _LINE_MARK, _RECORD_SCHEMA))
 
 
 def _try_lock(store: Store, key: Key, locks: ExitStack) -> bool:
@@ -218,13 +220,14 @@ def _write_ninja_file(folder: Path, sources: Sequence[Source], settings: _Settin
     # stdout stays with ninja: a command that closes its pipes makes ninja wait, deaf to signals and other commands
     limited = f"exec timeout -v -k {_KILL_AFTER_S} {settings.timeout_s:g}"
     nvcc = shlex.quote(str(settings.toolkit.nvcc)).replace("$", "$$")
-    options = f"-arch={settings.arch} {' '.join(FLAGS)} -o {CUBIN_FILE} {SOURCE_FILE}"
+    options = f"-arch=$arch {' '.join(FLAGS)} -o {CUBIN_FILE} {SOURCE_FILE}"
     lines = ["rule nvcc", f"  command = cd $dir && {limited} {nvcc} {options} 2> {_LOG_FILE}"]
     for index, source in enumerate(sources):
         edge = folder / str(index)
         edge.mkdir()
         (edge / SOURCE_FILE).write_text(_LINE_MARK.format(name=source.name) + source.text)
         lines += [f"build {index}/{CUBIN_FILE}: nvcc {index}/{SOURCE_FILE}", f"  dir = {index}"]
+        lines.append(f"  arch = {source.target(settings.arch)}")
     (folder / "build.ninja").write_text("\n".join(lines) + "\n")
 
 
@@ -297,13 +300,13 @@ def _keep(
         return BuildFailure(source.name, "compile", f"nvcc's cubin or log is not usable: {error}", log)
     record = {
         "name": source.name,
-        "arch": settings.arch,
+        "arch": source.target(settings.arch),
         "text_sha256": source.sha256,
         "code_sha256": hashlib.sha256(code).hexdigest(),
         "resources": used,
         "seconds": seconds,
         "nvcc": settings.toolkit.build,
-        "flags": [f"-arch={settings.arch}", *FLAGS],
+        "flags": [f"-arch={source.target(settings.arch)}", *FLAGS],
     }
     settings.store.publish(key, source.text, cubin, record)
     built = _find_built(settings.store, key)

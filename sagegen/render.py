@@ -54,6 +54,10 @@ class Source:
         """The extern "C" name of one of its kernels."""
         return entry_name(role, self.name)
 
+    def target(self, arch: str) -> str:
+        """What it is compiled for, to run on a GPU of `arch`: that, or its variant with the family's instructions."""
+        return arch + self.config.arch_suffix
+
 
 def source_name(problem: Problem, config: Config) -> str:
     return f"{problem.name}_{config.name}"
@@ -91,8 +95,6 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
             k_groups=K_GROUPS,
             quantize_threads=QUANTIZE_THREADS,
             v_stage_offset=round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
-            q_rows="BLOCK_Q" if config.quantize_rows == config.block_q else "QUANTIZE_ROWS",
-            q_tiles="quantizer_tiles(p)" if config.family == "wgmma" else "p.q_tiles",
             barrier_bytes=BARRIER_BYTES,
             wgmma_products=products,
         )
@@ -115,6 +117,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
             "mbarrier",
             "bulk_copy",
             "packed",
+            "atomic",
             "register_budget",
             "wgmma",
         ]

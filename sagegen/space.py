@@ -77,10 +77,13 @@ class MmaConfig:
     min_blocks: int
 
     family: ClassVar[str] = "mma"
+    arch_suffix: ClassVar[str] = ""
     params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
     smooths_v: ClassVar[bool] = False
     bounds_steps: ClassVar[bool] = False
     head_rows: ClassVar[int] = 1
+    statistics: ClassVar[int] = 1
+    measured_tensors: ClassVar[int] = 1
     row_sum: ClassVar[str] = "fadd"
 
     @property
@@ -115,9 +118,7 @@ WGMMA_PARAMS = (
     Param(
         "accumulation", "ac", ("two", "one"), "FP8 sums are promoted to FP32 every tile, or never and V is smoothed"
     ),
-    Param("granularity", "gr", ("thread", "warp"), "rows of Q and K that share a scale"),
-    Param("q_span", "qs", (8, 16, 64), "query rows that a set of scales covers"),
-    Param("k_span", "ks", (64, 128, 192, 256), "keys that a set of scales covers"),
+    Param("k_span", "ks", (64, 128, 192, 256), "keys that a set of scales covers, one per thread of a quad"),
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("row_sum", "su", ("fadd", "ones"), "sum of P: added up before it is rounded, or a column of ones beside V"),
     Param("exponent", "ex", ("mufu", "packed"), "2^x by the special function unit, or E4M3 bits in packed 16-bit steps"),
@@ -133,14 +134,13 @@ class WgmmaConfig:
     stages: int
     schedule: str
     accumulation: str
-    granularity: str
-    q_span: int
     k_span: int
     rescale: str
     row_sum: str
     exponent: str
 
     family: ClassVar[str] = "wgmma"
+    arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
     params: ClassVar[tuple[Param, ...]] = WGMMA_PARAMS
     pv: ClassVar[str] = "e4m3f32"
     quantizes_v: ClassVar[bool] = True
@@ -148,6 +148,10 @@ class WgmmaConfig:
     min_blocks: ClassVar[int] = 1
     rows_per_warp: ClassVar[int] = 16
     quantize_rows: ClassVar[int] = 128
+    granularity: ClassVar[str] = "thread"
+    q_span: ClassVar[int] = 8
+    statistics: ClassVar[int] = 3  # sum, largest and smallest value of every channel
+    measured_tensors: ClassVar[int] = 2  # K and V, each by blocks of its own
 
     @property
     def name(self) -> str:

@@ -58,7 +58,7 @@ def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> b
     from sagegen.toolkit import find_toolkit
 
     source = render(problem, config)
-    kept = open_store(env).find_text(source.name, source.sha256, device.arch)
+    kept = open_store(env).find_text(source.name, source.sha256, source.target(device.arch))
     if kept is not None:  # built earlier: serves on when nvcc is gone
         return read_stored_cubin(kept)
     toolkit = find_toolkit(env)

@@ -198,7 +198,9 @@ class Judge:
         record = self._ledger.records[problem, config]
         variant = self._variant(problem, config)
         folder = self._store.find_cubin(variant.name, record.cubin_sha256)
-        return _built_from(variant, record, folder / CUBIN_FILE, self._request.gpu.arch) if folder else None
+        if folder is None:
+            return None
+        return _built_from(variant, record, folder / CUBIN_FILE, variant.source.target(self._request.gpu.arch))
 
     def _variant(self, problem: Problem, config: Config) -> Variant:
         return self._renderer.variant(problem, config)

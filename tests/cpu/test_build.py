@@ -23,6 +23,7 @@ from sagegen.gpu import GPUS
 from sagegen.problem import Problem
 from sagegen.render import Source
 from sagegen.rules import Target, default_config
+from sagegen.space import FAMILIES
 from sagegen.store import Store
 
 PROBLEM = Problem(64, "fp16", False)
@@ -58,6 +59,18 @@ def test_a_batch_is_built_and_kept(store: Store, nvcc: Any) -> None:
     assert built.cubin.with_name("kernel.cu").read_text() == sources[0].text
     assert len(nvcc.calls) == 2
     assert all("-arch=sm_89 -cubin -std=c++17 -O3 -lineinfo" in call for call in nvcc.calls)
+
+
+def test_a_source_is_compiled_for_the_target_that_its_family_needs(store: Store, nvcc: Any) -> None:
+    wgmma = replace(make_source("b"), config=next(iter(FAMILIES["wgmma"])))
+    results = build_batch([make_source("a"), wgmma], "sm_90", store, nvcc.toolkit)
+    for name, target in (("a", "sm_90"), ("b", "sm_90a")):
+        built = results[name]
+        assert isinstance(built, Built)
+        assert built.arch == target
+        assert [f"-arch={target} " in call for call in nvcc.calls].count(True) == 1
+        assert json.loads((built.cubin.parent / "build.json").read_text())["flags"][0] == f"-arch={target}"
+    assert store.find_text("b", wgmma.sha256, wgmma.target("sm_90")) == results["b"].cubin.parent  # type: ignore[union-attr]
 
 
 def test_what_was_built_is_not_built_again(store: Store, nvcc: Any) -> None:
@@ -185,9 +198,11 @@ from pathlib import Path
 from sagegen.build import Built, build_batch
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
+from sagegen.problem import Problem
 from sagegen.render import Source
-name, text, root, nvcc, build = sys.argv[1:]
-source = Source(name, None, None, text)
+from sagegen.space import parse_config
+name, text, config, root, nvcc, build = sys.argv[1:]
+source = Source(name, Problem(64, "fp16", False), parse_config(config), text)
 toolkit = Toolkit(Path(nvcc), (13, 0), build)
 result = build_batch([source], "sm_89", Store(Path(root)), toolkit)
 print(result[name].cubin_sha256)
@@ -196,7 +211,7 @@ print(result[name].cubin_sha256)
 
 def start_child(source: Source, store: Store, nvcc: Any) -> subprocess.Popen[str]:
     """A process, in its own process group, that builds `source` and prints its cubin's digest."""
-    words = [source.name, source.text, str(store.root), str(nvcc.toolkit.nvcc), nvcc.toolkit.build]
+    words = [source.name, source.text, CONFIG.name, str(store.root), str(nvcc.toolkit.nvcc), nvcc.toolkit.build]
     return subprocess.Popen(
         [sys.executable, "-c", _CHILD, *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
