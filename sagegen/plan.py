@@ -19,6 +19,8 @@ _MAX_GRID = 2**31 - 1
 #: Kernels index tokens with 32 bits and may count one tile past the end.
 _MAX_TOKENS = 2**30
 _MIN_SPLIT_TOKENS = 128
+#: Blocks of the statistics that fill any known GPU several times.
+_STATISTICS_BLOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,13 @@ def make_plan(
     q_tiles = ceil_div(shape.q_len, config.block_q)
     q_rows = quantized_rows(config, shape.q_len)
     k_tiles = ceil_div(shape.kv_len, config.block_k)
-    split_tokens = round_up(ceil_div(shape.kv_len, MAX_SPLITS), _MIN_SPLIT_TOKENS)
+    split_tokens = _split_tokens(kv_heads * config.measured_tensors, shape.kv_len)
     splits = ceil_div(shape.kv_len, split_tokens)
     offsets, workspace = _place_regions(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
 
     quantize_blocks = q_heads * (q_rows // config.quantize_rows) + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
     launches = (
-        Launch("stats", kv_heads * splits, QUANTIZE_THREADS, 0),
+        Launch("stats", kv_heads * splits * config.measured_tensors, QUANTIZE_THREADS, 0),
         Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0),
         Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes),
     )
@@ -144,6 +146,12 @@ def make_plan(
     return Plan(launches, workspace, constants)
 
 
+def _split_tokens(heads: int, kv_len: int) -> int:
+    """Tokens of one block of the statistics: enough blocks for a GPU, and few splits, which every later block reads."""
+    splits = min(MAX_SPLITS, max(1, ceil_div(_STATISTICS_BLOCKS, heads)))
+    return round_up(ceil_div(kv_len, splits), _MIN_SPLIT_TOKENS)
+
+
 def _place_regions(
     problem: Problem,
     config: Config,
@@ -164,8 +172,8 @@ def _place_regions(
         "lse_bias_offset": rows * 4 if want_lse else 0,
         "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,
         "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
-        "k_sums_offset": channels * splits * 4 * (3 if config.bounds_steps else 1),
-        "v_peaks_offset": channels * splits * 4 * (3 if config.smooths_v else 1) if config.quantizes_v else 0,
+        "k_sums_offset": channels * splits * 4 * config.statistics,
+        "v_peaks_offset": channels * splits * 4 * config.statistics if config.quantizes_v else 0,
         "v_scales_offset": channels * 4 * config.head_rows if config.quantizes_v else 0,
     }
     offsets, end = {}, 0

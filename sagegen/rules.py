@@ -2,117 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
 
 from sagegen.errors import ConfigError
-from sagegen.gpu import Gpu
-from sagegen.layout import make_layout
-from sagegen.problem import Problem
-from sagegen.space import Config, MmaConfig, Space
+from sagegen.mma_rules import MMA_RULES, default_mma_config
+from sagegen.rule import DEFAULT_TOOLKIT, Broken, Rule, Target, Version
+from sagegen.space import Config, Space
+from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
 
-Version = tuple[int, int]
+__all__ = [
+    "DEFAULT_TOOLKIT",
+    "RULES",
+    "Broken",
+    "Rule",
+    "Target",
+    "Version",
+    "broken_rules",
+    "check_config",
+    "default_config",
+    "valid_configs",
+]
 
-#: Toolkit that a config is judged for when none was asked: the one that the `nvcc` extra installs at least.
-DEFAULT_TOOLKIT: Version = (13, 0)
-#: Registers per thread that the loop needs beside its tiles: addresses, row maxima, sums, scales, loop state.
-OTHER_REGISTERS = 40
-_MAX_REGISTERS = 255
-#: Shared memory that the driver keeps for itself in every resident block (CUDA programming guide, sm_80 and later).
-_RESERVED_SMEM = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a config is judged against: the GPU, the problem, and the nvcc version that would build it."""
-
-    gpu: Gpu
-    problem: Problem
-    toolkit: Version = DEFAULT_TOOLKIT
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A validity condition. `margin` <= 0 is valid; its size says how far off a config is."""
-
-    name: str
-    why: str
-    margin: Callable[[Config, Target], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A rule that a config breaks, and by how much."""
-
-    rule: Rule
-    margin: float
-
-
-def accumulator_registers(config: Config, problem: Problem) -> int:
-    """Registers per thread that a config's tiles must hold at once: O, the scores, and what else lives in registers."""
-    m_tiles = max(1, config.rows_per_warp // 16)
-    output = m_tiles * problem.head_dim // 2
-    scores = m_tiles * config.block_k // 2
-    query = m_tiles * problem.head_dim // 8 if config.q_operand == "reg" else 4 * m_tiles
-    return output + scores + query
-
-
-def _registers(config: Config, target: Target) -> float:
-    limit = min(_MAX_REGISTERS, 65536 // (config.threads * config.min_blocks))
-    return accumulator_registers(config, target.problem) + OTHER_REGISTERS - limit
-
-
-def _residency(config: Config, target: Target) -> float:
-    used = config.min_blocks * (make_layout(config, target.problem).smem_bytes + _RESERVED_SMEM)
-    return used - target.gpu.smem_per_sm
-
-
-def _pv_dtype(config: Config, target: Target) -> float:
-    wanted = {"fp16": "f16f32", "bf16": "bf16f32"}[target.problem.dtype]
-    return 0 if config.quantizes_v or config.pv == wanted else 1
-
-
-def _pv_arch(config: Config, target: Target) -> float:
-    return 89 - target.gpu.compute_capability if config.quantizes_v else 0
-
-
-def _toolkit(config: Config, target: Target) -> float:
-    needed: Version = (12, 8) if target.gpu.compute_capability >= 100 else (12, 4) if config.quantizes_v else (12, 0)
-    return 0 if target.toolkit >= needed else 1
-
-
-def _accum_depth(config: Config, _: Target) -> float:
-    if not config.quantizes_v:
-        return config.accum_depth
-    return 1 if config.accum_depth == 0 else config.accum_depth - config.block_k
-
-
-def _spans(config: Config, _: Target) -> float:
-    if config.granularity == "block":  # spans are not used: one spelling only
-        return abs(config.q_span - 32) + abs(config.k_span - 64)
-    return max(config.k_span - config.block_k, config.q_span - config.block_q)
-
-
-MMA_RULES = (
-    Rule("pv_arch", "e4m3 matrix products need sm_89 or later", _pv_arch),
-    Rule("pv_dtype", "P·V in 16 bits takes V as it is, so its type is the problem's dtype", _pv_dtype),
-    Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit),
-    Rule("rows_low", "a warp owns at least one 16-row MMA tile", lambda c, _: 16 - c.rows_per_warp),
-    Rule("rows_high", "more than 32 query rows per warp do not fit its registers", lambda c, _: c.rows_per_warp - 32),
-    Rule("accum_depth", "FP8 sums are promoted within the tile; FP32 sums never are (0)", _accum_depth),
-    Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans),
-    Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
-         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
-    Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency),
-    Rule("threads", "min_blocks blocks fit one SM's threads",
-         lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm),
-    Rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers),
-)  # fmt: skip
+#: By family.
+RULES: Mapping[str, tuple[Rule[Any], ...]] = {"mma": MMA_RULES, "wgmma": WGMMA_RULES}
 
 
 def broken_rules(config: Config, target: Target) -> list[Broken]:
     """The rules that `config` breaks on `target`; an empty list means valid."""
-    margins = ((rule, rule.margin(config, target)) for rule in MMA_RULES)
+    margins = ((rule, rule.margin(config, target)) for rule in RULES[config.family])
     return [Broken(rule, margin) for rule, margin in margins if margin > 0]
 
 
@@ -132,22 +50,6 @@ def valid_configs(space: Space, target: Target) -> list[Config]:
 
 
 def default_config(target: Target) -> Config:
-    """The config that is measured first and used where nothing was tuned: conservative, valid on every known GPU."""
-    dtype_pv = "f16f32" if target.problem.dtype == "fp16" else "bf16f32"
-    native_fp8 = target.gpu.compute_capability in (89, 120)
-    return MmaConfig(
-        block_q=128,
-        block_k=64,
-        warps=8,
-        stages=2,
-        pv="e4m3f32" if native_fp8 else dtype_pv,
-        accum_depth=64 if native_fp8 else 0,
-        conversion="i2f",
-        granularity="thread",
-        q_span=32,
-        k_span=64,
-        rescale="always",
-        # 16 registers less than in registers: no spills, emulated FP8 on sm_90 included
-        q_operand="smem" if native_fp8 else "reg",
-        min_blocks=1,
-    )
+    """The config that is measured first and used where nothing was tuned: of the family made for the GPU."""
+    own = default_wgmma_config()
+    return default_mma_config(target) if broken_rules(own, target) else own

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from sagegen.errors import ConfigError
 from sagegen.gpu import GPUS, find_gpu
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
-from sagegen.rules import MMA_RULES, Target, broken_rules, check_config, default_config, valid_configs
+from sagegen.mma_rules import MMA_RULES
+from sagegen.rules import Target, broken_rules, check_config, default_config, valid_configs
 from sagegen.space import MMA_PARAMS, MMA_SPACE, MmaConfig
 
 L20_BF16 = Target(find_gpu("l20"), Problem(128, "bf16", is_causal=True))

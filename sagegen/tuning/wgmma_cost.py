@@ -1,0 +1,64 @@
+"""What a tile of the `wgmma` family costs: matrix products, and the part of the softmax that they do not hide.
+
+A running wgmma takes issue slots and register ports from the softmax beside it, and the chip is at its power limit, so
+what a variant reaches is close to the sum of its products alone and a share of its other instructions. The shares were
+fitted to sustained runs on an H200 (batch 4, 32 heads, 16384 tokens); TOPS measured, predicted: see test_model.py.
+"""
+
+from __future__ import annotations
+
+from sagegen.gpu import Gpu
+from sagegen.problem import Problem
+from sagegen.space import WgmmaConfig
+from sagegen.tuning.tile_cost import SMEM_BYTES, Tile, TileCost, matrix_rate
+
+#: wgmma's operations per clock and SM on an H200: 1929 and 1708 TOPS.
+_WGMMA_RATES = {"s8": 7380.0, "e4m3f32": 6535.0}
+#: A chip whose mma.sync has less is capped, and wgmma is no faster there (H20).
+_UNCAPPED_MMA_S8 = 4000.0
+_LANES = 128  # results per clock and SM of a full-rate instruction
+#: Of one score, as full-rate instructions that the products do not hide.
+_SCORE_INSTRUCTIONS = {"mufu": 5.3, "packed": 3.6}
+_ROW_SUM_INSTRUCTIONS = 1.0
+#: FFMA or FMUL per output element, and what any instruction beside a wgmma costs.
+_BESIDE_WGMMA = 1.75
+#: Loop overhead and what is done once for a row, per warp and tile; more for each further set of K's scales.
+_TILE_INSTRUCTIONS = 66
+_SPAN_INSTRUCTIONS = 8
+#: Two consumers leave gaps that a third one fills, or the second product of `overlap`.
+_GAPS = {(3, "plain"): 1.0, (2, "overlap"): 1.2, (2, "plain"): 1.3}
+
+
+def wgmma_registers(config: WgmmaConfig, problem: Problem) -> int:
+    """Registers that a thread of the attention kernel starts with: one block has them all."""
+    return 65536 // config.threads // 8 * 8
+
+
+def wgmma_rate(gpu: Gpu, kind: str) -> float:
+    """Operations per clock and SM of wgmma `kind`."""
+    mma_s8 = matrix_rate(gpu, "s8")
+    return mma_s8 if mma_s8 < _UNCAPPED_MMA_S8 else _WGMMA_RATES[kind]
+
+
+def wgmma_tile_cost(tile: Tile) -> TileCost:
+    config: WgmmaConfig = tile.config
+    head_dim = tile.problem.head_dim
+    scores = config.block_q * config.block_k
+    columns = head_dim + (8 if config.row_sum == "ones" else 0)
+    matrix = 2.0 * scores * (head_dim / wgmma_rate(tile.gpu, "s8") + columns / wgmma_rate(tile.gpu, "e4m3f32"))
+    scalar = _instructions(config, head_dim, tile.layout.k_spans) / _LANES
+    shared = (tile.layout.stage_bytes + tile.spill_bytes * 128 * config.consumers) / SMEM_BYTES
+    units = {"matrix": matrix, "scalar": scalar, "shared": shared}
+    clocks = matrix + scalar * _GAPS.get((config.consumers, config.schedule), 1.0)
+    clocks += tile.spill_bytes * 128 * config.consumers / SMEM_BYTES
+    return TileCost(units, lambda _: clocks)
+
+
+def _instructions(config: WgmmaConfig, head_dim: int, k_spans: int) -> float:
+    """Lanes' full-rate instructions of a tile that the matrix products do not hide."""
+    of_score = _SCORE_INSTRUCTIONS[config.exponent] + (_ROW_SUM_INSTRUCTIONS if config.row_sum == "fadd" else 0)
+    # a promotion, which carries the rescale unless that is skipped; else the rescale alone
+    updates = (config.accumulation == "two") + (config.rescale == "always" and config.accumulation == "one")
+    of_row_and_tile = updates * head_dim * _BESIDE_WGMMA
+    of_warp = _BESIDE_WGMMA * 32 * (_TILE_INSTRUCTIONS + _SPAN_INSTRUCTIONS * (k_spans - 1))
+    return config.block_q * (config.block_k * of_score + of_row_and_tile) + config.warps * of_warp

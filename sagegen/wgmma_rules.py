@@ -1,0 +1,89 @@
+"""The `wgmma` family's rules and its default config."""
+
+from __future__ import annotations
+
+from sagegen.layout import make_layout
+from sagegen.problem import Problem
+from sagegen.rule import Rule, Target
+from sagegen.space import WgmmaConfig
+
+#: Registers that setmaxnreg gives a consumer's thread, by consumers: beside 24 or 32 of the producer's they are all.
+CONSUMER_REGISTERS = {2: 240, 3: 160}
+#: Registers per thread that the loop needs beside its tiles, at least. Every valid config with two stages was compiled
+#: with nvcc 13.0: with fewer ptxas spills and, worse, serializes the products of two warpgroups (C7512).
+OTHER_REGISTERS = 12
+#: What a row sum in registers takes.
+_ROW_SUM_REGISTERS = 8
+
+
+def tile_registers(config: WgmmaConfig, problem: Problem) -> int:
+    """Registers per thread that a config's tiles must hold at once: O, the scores, P, and a tile's own P V.
+
+    With `overlap` the tensor core still reads one tile's P while the next tile's is made.
+    """
+    output = problem.head_dim // 2 + (4 if config.row_sum == "ones" else 0)
+    scores = config.block_k // 2
+    p_operand = config.block_k // 8
+    return (
+        output * (2 if config.accumulation == "two" else 1)
+        + scores
+        + p_operand * (2 if config.schedule == "overlap" else 1)
+        + (_ROW_SUM_REGISTERS if config.row_sum == "fadd" else 0)
+    )
+
+
+def _registers(config: WgmmaConfig, target: Target) -> float:
+    return tile_registers(config, target.problem) + OTHER_REGISTERS - CONSUMER_REGISTERS[config.consumers]
+
+
+def _two_level(config: WgmmaConfig, _: Target) -> float:
+    if config.accumulation == "one":
+        return 0
+    return config.consumers - 2 + max(0, config.block_k - 128)
+
+
+def _overlap(config: WgmmaConfig, _: Target) -> float:
+    if config.schedule == "plain":
+        return 0
+    kept = (config.accumulation == "one", config.row_sum == "ones", config.rescale == "skip", config.consumers == 2)
+    return kept.count(False)
+
+
+def _packed(config: WgmmaConfig, _: Target) -> float:
+    return 1 if config.exponent == "packed" and config.row_sum != "ones" else 0
+
+
+def _spans(config: WgmmaConfig, _: Target) -> float:
+    """A packed exponent takes one step for all of a row's scores."""
+    if config.exponent == "packed":
+        return abs(config.block_k - config.k_span)
+    return config.block_k % config.k_span
+
+
+WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
+    Rule("arch", "wgmma is an instruction of sm_90a alone", lambda _, t: abs(t.gpu.compute_capability - 90)),
+    Rule("toolkit", "bulk copies into a block's own shared memory came with PTX 8.6, nvcc 12.8",
+         lambda _, t: 0 if t.toolkit >= (12, 8) else 1),
+    Rule("spans", "scale spans divide a tile; the packed exponent has one step, hence one span, for a tile", _spans),
+    Rule("two_level", "a tile's own P V leaves room for two consumers and tiles of 128 keys at most", _two_level),
+    Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
+    Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
+    Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
+         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
+    Rule("registers", "the tiles fit a consumer's registers: 240 a thread of two consumers, 160 of three", _registers),
+)  # fmt: skip
+
+
+def default_wgmma_config() -> WgmmaConfig:
+    """The exact exponent on three consumers: no run-time fallback to think of, and near the best at every length."""
+    return WgmmaConfig(
+        consumers=3,
+        block_k=128,
+        stages=3,
+        schedule="plain",
+        accumulation="one",
+        k_span=64,
+        rescale="skip",
+        row_sum="ones",
+        exponent="mufu",
+    )
