@@ -25,6 +25,9 @@ _Products = tuple[tuple[str, int], ...]
 _LAYER_BEGIN = "// ---- device layer: begin ({}) ----\n"
 _LAYER_END = "// ---- device layer: end ----\n"
 
+#: Declarations of the emulator's runtime, before the host bodies that call it.
+_HOST_HEADERS = ("emulator", "emulator_hopper")
+
 _PV_DOC = {
     "e4m3f32": "FP8 (e4m3) with FP32 accumulator, promoted per tile",
     "f16f32": "FP16 with FP32 accumulator",
@@ -130,7 +133,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
         f"mma_{config.pv.removesuffix('f32')}",
     ]
     if config.quantizes_v:
-        names.insert(3, "convert_e4m3")
+        names[3:3] = ["convert_e4m3", "atomic"]
     return names
 
 
@@ -147,8 +150,7 @@ def _swap_device_layer(text: str, includes: list[str], products: _Products, name
     before, rest = text.split(_LAYER_BEGIN.format("cuda"))
     cuda_layer, after = rest.split(_LAYER_END)
     end_line = 2 + (before + cuda_layer).count("\n")
-    headers = ("emulator", "emulator_hopper") if products else ("emulator",)
-    bodies = "\n".join(_read_include("host", include, products) for include in (*headers, *includes))
+    bodies = "\n".join(_read_include("host", include, products) for include in (*_HOST_HEADERS, *includes))
     lines = f'#line 1 "device_layer"\n{bodies}\n#line {end_line} "{name}.cu"\n'
     return f"{before}{_LAYER_BEGIN.format('host')}{lines}{_LAYER_END}{after}"
 
