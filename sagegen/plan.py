@@ -7,7 +7,16 @@ from typing import Literal, Protocol
 
 from sagegen.abi import pack_constants
 from sagegen.errors import ArgumentError
-from sagegen.layout import MAX_SPLITS, QUANTIZE_THREADS, REGION_ALIGN, Layout, ceil_div, make_layout, quantized_rows, round_up
+from sagegen.layout import (
+    MAX_SPLITS,
+    QUANTIZE_THREADS,
+    REGION_ALIGN,
+    Layout,
+    ceil_div,
+    make_layout,
+    quantized_rows,
+    round_up,
+)
 from sagegen.problem import Problem, Shape
 from sagegen.space import Config
 
@@ -19,6 +28,8 @@ _MAX_GRID = 2**31 - 1
 #: Kernels index tokens with 32 bits and may count one tile past the end.
 _MAX_TOKENS = 2**30
 _MIN_SPLIT_TOKENS = 128
+#: Of the counter behind V's scales with which persistent blocks share their works.
+_COUNTER_BYTES = 16
 #: Blocks of the statistics that fill any known GPU several times.
 _STATISTICS_BLOCKS = 1024
 
@@ -44,12 +55,17 @@ class TensorStrides:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One kernel launch: a 1-D grid, threads per block, dynamic shared memory in bytes."""
+    """One kernel launch: a 1-D grid, threads per block, dynamic shared memory in bytes.
+
+    Attributes:
+        is_persistent: blocks fetch works themselves; `grid` counts the works, and one block per SM is enough.
+    """
 
     role: Role
     grid: int
     threads: int
     smem_bytes: int
+    is_persistent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +135,7 @@ def make_plan(
     launches = (
         Launch("stats", kv_heads * splits * config.measured_tensors, QUANTIZE_THREADS, 0),
         Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0),
-        Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes),
+        Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes, config.is_persistent),
     )
     for launch in launches:
         if launch.grid > _MAX_GRID:
@@ -174,7 +190,7 @@ def _place_regions(
         "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
         "k_sums_offset": channels * splits * 4 * config.statistics,
         "v_peaks_offset": channels * splits * 4 * config.statistics if config.quantizes_v else 0,
-        "v_scales_offset": channels * 4 * config.head_rows if config.quantizes_v else 0,
+        "v_scales_offset": channels * 4 * config.head_rows + _COUNTER_BYTES if config.quantizes_v else 0,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():

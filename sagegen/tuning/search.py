@@ -6,21 +6,20 @@ outside the list is told back as infeasible, never as failed, because TPE does n
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal, get_args
 
 from sagegen.problem import Problem, Shape
 from sagegen.rules import Target, broken_rules, default_config
-from sagegen.space import Config, config_values, make_config, neighbours
+from sagegen.space import Config, neighbours
 from sagegen.tuning.journal import Record
 from sagegen.tuning.model import predict
-
-if TYPE_CHECKING:
-    import optuna
+from sagegen.tuning.proposer import Proposer
 
 Sampler = Literal["tpe", "random", "neighbour"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
@@ -30,6 +29,7 @@ POLISH_FROM = 2 / 3
 _TOP = 3  # configs whose neighbours are tried, besides the best at each length
 _PROPOSALS = 6  # of Optuna for one ask, before the last one is moved to the nearest unseen config
 _RANDOM_STARTS = 15  # of the neighbour sampler
+_EXPLORE_EVERY = 5  # proposals; one of so many is for a family that is not the best
 
 
 class Searcher:
@@ -37,7 +37,7 @@ class Searcher:
 
     Args:
         target: GPU and problem; its rules say how far an invalid proposal is off.
-        configs: every valid config, in the space's order.
+        configs: every valid config, of one family after another in its space's order.
         first: tried before anything else, in this order: the default, the incumbent, promising starts.
         sampler: `tpe`, or the baselines `random` and `neighbour`.
         seed: makes the sequence of asks repeatable, given the same outcomes.
@@ -61,8 +61,12 @@ class Searcher:
         self._first = deque(dict.fromkeys(first))
         self._random = random.Random(seed)
         self._sampler = sampler
-        self._points = {config: _point(config) for config in self._unseen}
-        self._proposer = _Proposer(list(self._unseen), seed) if sampler == "tpe" and configs else None
+        by_family = group_by_family(self._unseen)
+        self._size = len(self._unseen)
+        self._families = tuple(by_family)
+        self._turns = 0
+        tpe = by_family if sampler == "tpe" else {}
+        self._proposers = {family: Proposer(own, seed) for family, own in tpe.items()}
 
     @property
     def exhausted(self) -> bool:
@@ -71,7 +75,7 @@ class Searcher:
     @property
     def size(self) -> int:
         """Configs in the space."""
-        return len(self._points)
+        return self._size
 
     def unseen(self) -> list[Config]:
         """Configs not yet asked or told, in the space's order after the starts."""
@@ -98,8 +102,8 @@ class Searcher:
     def take(self, config: Config) -> None:
         """Count `config` as asked, so that it is not asked again."""
         self._unseen.pop(config, None)
-        if self._proposer:
-            self._proposer.start(config)
+        if self._proposers:
+            self._proposers[config.family].start(config)
 
     def tell(self, config: Config, record: Record) -> None:
         """Take the outcome of `config`, asked or known from a journal."""
@@ -110,8 +114,8 @@ class Searcher:
         value = objective(record, self._baseline)
         if value is not None:
             self.objectives[config] = value
-        if self._proposer:
-            self._proposer.finish(config, value)
+        if self._proposers:
+            self._proposers[config.family].finish(config, value)
 
     def best(self, tokens: int | None = None, count: int = 1) -> list[Config]:
         """The best measured configs: over all lengths, or by the median kernel time at `tokens`."""
@@ -126,14 +130,27 @@ class Searcher:
             if config in self._unseen:
                 return config
         if self._sampler == "random":
-            return self._draw()
+            return self._draw(self._next_family())
         polishing = progress >= POLISH_FROM or (self._sampler == "neighbour" and self.attempts >= _RANDOM_STARTS)
         if polishing and (near := next(self._neighbours_of_best(), None)):
             return near
-        return self._propose() if self._proposer else self._draw()
+        return self._propose(self._next_family()) if self._proposers else self._draw(self._next_family())
 
-    def _draw(self) -> Config:
-        return self._random.choice(list(self._unseen))
+    def _next_family(self) -> str:
+        """The family of the best config so far, and now and then each of the others; all in turn until one is best."""
+        unseen = {config.family for config in self._unseen}
+        families = [family for family in self._families if family in unseen]
+        self._turns += 1
+        best = self.best(count=1)
+        if not best or best[0].family not in families:
+            return families[self._turns % len(families)]
+        others = [family for family in families if family != best[0].family]
+        if others and self._turns % _EXPLORE_EVERY == 0:
+            return others[self._turns // _EXPLORE_EVERY % len(others)]
+        return best[0].family
+
+    def _draw(self, family: str) -> Config:
+        return self._random.choice([config for config in self._unseen if config.family == family])
 
     def _neighbours_of_best(self) -> Iterator[Config]:
         """Unseen one-knob neighbours of the best configs overall, then of the best at each length."""
@@ -142,81 +159,19 @@ class Searcher:
         for config in dict.fromkeys(tops):
             yield from (near for near in neighbours(config) if near in self._unseen)
 
-    def _propose(self) -> Config:
+    def _propose(self, family: str) -> Config:
         """Optuna's next valid, unseen proposal; when it keeps missing, the unseen config nearest to its last one."""
-        assert self._proposer is not None
+        proposer = self._proposers[family]
         for _ in range(_PROPOSALS):
-            config = self._proposer.propose()
+            config = proposer.propose()
             if config in self._unseen:
                 return config
-            self._proposer.dismiss(self._violation(config), self.objectives.get(config))
-        return min(self._unseen, key=lambda unseen: _distance(self._points[unseen], _point(config)))
+            proposer.dismiss(self._violation(config), self.objectives.get(config))
+        return min(self._unseen, key=lambda unseen: distance(unseen, config))
 
     def _violation(self, config: Config) -> float:
         """How far a proposal is outside the rules; margins count in bytes, registers or flags, hence the logarithm."""
         return sum(math.log1p(broken.margin) for broken in broken_rules(config, self.target))
-
-
-class _Proposer:
-    """An in-memory Optuna study over the parameters' positions, one trial per attempt."""
-
-    def __init__(self, configs: Sequence[Config], seed: int) -> None:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna = optuna
-        self._type = type(configs[0])
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
-        self._distributions = _distributions(configs)
-        self._trials: dict[Config, optuna.trial.Trial] = {}
-        self._proposed: optuna.trial.Trial | None = None
-
-    def propose(self) -> Config:
-        """A point of the whole product space, valid or not; `start` or `dismiss` it next."""
-        self._proposed = self._study.ask(self._distributions)
-        return make_config(self._type, self._proposed.params)
-
-    def dismiss(self, violation: float, known: float | None) -> None:
-        """Tell the last proposal what is known of it: its objective, else that it is infeasible."""
-        assert self._proposed is not None
-        trial, self._proposed = self._proposed, None
-        self._tell(trial, known, violation or 1.0)
-
-    def start(self, config: Config) -> None:
-        """Hold a running trial for `config`: the pending proposal if it is that config, else one made for it."""
-        proposed, self._proposed = self._proposed, None
-        if proposed is not None and make_config(self._type, proposed.params) == config:
-            self._trials[config] = proposed
-            return
-        if proposed is not None:
-            self._tell(proposed, None, 1.0)
-        self._study.enqueue_trial(config_values(config))
-        self._trials[config] = self._study.ask(self._distributions)
-
-    def finish(self, config: Config, value: float | None) -> None:
-        """Tell `config`'s trial its objective, or None for a failure."""
-        if config not in self._trials:
-            self.start(config)
-        self._tell(self._trials.pop(config), value, 1.0)
-
-    def _tell(self, trial: optuna.trial.Trial, value: float | None, violation: float) -> None:
-        trial.set_constraint("violation", 0.0 if value is not None else violation)
-        self._study.tell(trial, math.inf if value is None else value)
-
-
-def _distributions(configs: Sequence[Config]) -> dict[str, optuna.distributions.BaseDistribution]:
-    """One categorical per parameter, of the values that some valid config has.
-
-    Numbers are few and far between (2, 4, 8), so categories lose little of their order and need no mapping.
-    """
-    from optuna.distributions import CategoricalDistribution
-
-    return {
-        param.name: CategoricalDistribution(
-            [v for v in param.values if any(getattr(c, param.name) == v for c in configs)]
-        )
-        for param in configs[0].params
-    }
 
 
 def objective(record: Record, baseline: Record | None) -> float | None:
@@ -239,8 +194,8 @@ def promising_configs(configs: Sequence[Config], target: Target, shapes: Sequenc
     alike: dict[float, list[Config]] = {}
     for config in configs:
         alike.setdefault(round(_predicted_cost(config, target, shapes), 9), []).append(config)
-    home = _point(default_config(target))
-    groups = [sorted(alike[cost], key=lambda c: _distance(_point(c), home)) for cost in sorted(alike)]
+    home = default_config(target)
+    groups = [sorted(alike[cost], key=lambda config: distance(config, home)) for cost in sorted(alike)]
     rows = itertools.zip_longest(*groups)  # the first of every group, then the second, ...
     return list(itertools.islice((config for row in rows for config in row if config is not None), count))
 
@@ -270,12 +225,24 @@ def simulate(searcher: Searcher, run: Callable[[Problem, Config], Record], trial
     return curve
 
 
+def group_by_family(configs: Iterable[Config]) -> dict[str, list[Config]]:
+    """`configs` by family; families and each one's configs in the order given."""
+    groups: dict[str, list[Config]] = {}
+    for config in configs:
+        groups.setdefault(config.family, []).append(config)
+    return groups
+
+
+def distance(a: Config, b: Config) -> float:
+    """Sum over the parameters of how far apart the values' positions are, each scaled to 0..1; inf between families."""
+    if a.family != b.family:
+        return math.inf
+    return sum(abs(x - y) for x, y in zip(_point(a), _point(b), strict=True))
+
+
+@functools.cache
 def _point(config: Config) -> tuple[float, ...]:
     """Positions of a config's values in their lists, scaled to 0..1."""
     return tuple(
         param.values.index(getattr(config, param.name)) / max(1, len(param.values) - 1) for param in config.params
     )
-
-
-def _distance(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(abs(x - y) for x, y in zip(a, b, strict=True))

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from sagegen.errors import ConfigError
 from sagegen.gpu import GPUS, find_gpu
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
 from sagegen.mma_rules import MMA_RULES
+from sagegen.problem import DTYPES, HEAD_DIMS, Problem
 from sagegen.rules import Target, broken_rules, check_config, default_config, valid_configs
 from sagegen.space import MMA_PARAMS, MMA_SPACE, MmaConfig
 

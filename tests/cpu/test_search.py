@@ -12,11 +12,20 @@ import pytest
 
 from sagegen.gpu import find_gpu
 from sagegen.problem import Problem, Shape
-from sagegen.rules import Target, broken_rules, default_config
-from sagegen.space import Config, neighbours
+from sagegen.rules import Target, broken_rules, default_config, valid_configs
+from sagegen.space import FAMILIES, Config, neighbours
 from sagegen.tuning.journal import Outcome, Record, Samples, replay
 from sagegen.tuning.model import predict
-from sagegen.tuning.search import SAMPLERS, Sampler, Searcher, objective, promising_configs, rank_configs, simulate
+from sagegen.tuning.search import (
+    SAMPLERS,
+    Sampler,
+    Searcher,
+    distance,
+    objective,
+    promising_configs,
+    rank_configs,
+    simulate,
+)
 
 TARGET = Target(find_gpu("l20"), Problem(64, "fp16", False))
 DEFAULT = default_config(TARGET)
@@ -205,3 +214,51 @@ def test_searching_beats_guessing_on_a_recorded_landscape() -> None:
             gaps[sampler].append(curve[-1] * times[DEFAULT] / min(times.values()) - 1)
     assert mean(gaps["tpe"]) < mean(gaps["random"]) / 2
     assert mean(gaps["neighbour"]) < mean(gaps["random"]) / 2
+
+
+# --- two families
+
+HOPPER = Target(find_gpu("h200"), Problem(128, "bf16", False))
+WGMMA = valid_configs(FAMILIES["wgmma"], HOPPER)
+MMA = valid_configs(FAMILIES["mma"], HOPPER)[::20]
+BOTH = [*MMA, *WGMMA]
+
+
+def search_hopper(sampler: Sampler, us: dict[str, float], trials: int = 40) -> list[Config]:
+    """The configs tried where a family's configs all take the same time."""
+    search, asked = Searcher(HOPPER, BOTH, first=[default_config(HOPPER)], sampler=sampler), []
+    for trial in range(trials):
+        for config in search.ask(1, trial / trials):
+            asked.append(config)
+            search.tell(config, make_record(config, us[config.family]))
+    return asked
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("us", "better"), [({"mma": 200.0, "wgmma": 100.0}, "wgmma"), ({"mma": 100.0, "wgmma": 200.0}, "mma")]
+)
+def test_the_better_family_gets_most_trials_and_the_other_some(
+    sampler: Sampler, us: dict[str, float], better: str
+) -> None:
+    asked = search_hopper(sampler, us)
+    assert len(set(asked)) == 40
+    assert set(asked) <= set(BOTH)
+    assert 24 <= [config.family for config in asked].count(better) <= 38
+
+
+def test_all_of_both_families_are_tried_in_the_end() -> None:
+    configs = [*MMA[:9], *WGMMA[:4]]
+    search = Searcher(HOPPER, configs)
+    asked = search.ask(100)
+    assert sorted(c.name for c in asked) == sorted(c.name for c in configs)
+
+
+def test_the_models_favourites_on_hopper_are_wgmma_and_elsewhere_there_is_none() -> None:
+    assert {config.family for config in promising_configs(BOTH, HOPPER, SHAPES, 6)} == {"wgmma"}
+    assert not valid_configs(FAMILIES["wgmma"], TARGET)
+
+
+def test_families_are_infinitely_far_apart() -> None:
+    assert distance(MMA[0], MMA[1]) > 0
+    assert distance(MMA[0], WGMMA[0]) == math.inf

@@ -1,0 +1,78 @@
+"""Optuna's proposals for one family of configs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sagegen.space import Config, config_values, make_config
+
+if TYPE_CHECKING:
+    import optuna
+
+
+class Proposer:
+    """An in-memory Optuna study over one family's parameters, one trial per attempt.
+
+    Args:
+        configs: of the family, at least one; each parameter takes the values that some of them has.
+    """
+
+    def __init__(self, configs: Sequence[Config], seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna = optuna
+        self._type = type(configs[0])
+        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self._distributions = _distributions(configs)
+        self._trials: dict[Config, optuna.trial.Trial] = {}
+        self._proposed: optuna.trial.Trial | None = None
+
+    def propose(self) -> Config:
+        """A point of the whole product space, valid or not; `start` or `dismiss` it next."""
+        self._proposed = self._study.ask(self._distributions)
+        return make_config(self._type, self._proposed.params)
+
+    def dismiss(self, violation: float, known: float | None) -> None:
+        """Tell the last proposal what is known of it: its objective, else that it is infeasible."""
+        assert self._proposed is not None
+        trial, self._proposed = self._proposed, None
+        self._tell(trial, known, violation or 1.0)
+
+    def start(self, config: Config) -> None:
+        """Hold a running trial for `config`: the pending proposal if it is that config, else one made for it."""
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None and make_config(self._type, proposed.params) == config:
+            self._trials[config] = proposed
+            return
+        if proposed is not None:
+            self._tell(proposed, None, 1.0)
+        self._study.enqueue_trial(config_values(config))
+        self._trials[config] = self._study.ask(self._distributions)
+
+    def finish(self, config: Config, value: float | None) -> None:
+        """Tell `config`'s trial its objective, or None for a failure."""
+        if config not in self._trials:
+            self.start(config)
+        self._tell(self._trials.pop(config), value, 1.0)
+
+    def _tell(self, trial: optuna.trial.Trial, value: float | None, violation: float) -> None:
+        trial.set_constraint("violation", 0.0 if value is not None else violation)
+        self._study.tell(trial, math.inf if value is None else value)
+
+
+def _distributions(configs: Sequence[Config]) -> dict[str, optuna.distributions.BaseDistribution]:
+    """One categorical per parameter, of the values that some valid config has.
+
+    Numbers are few and far between (2, 4, 8), so categories lose little of their order and need no mapping.
+    """
+    from optuna.distributions import CategoricalDistribution
+
+    return {
+        param.name: CategoricalDistribution(
+            [v for v in param.values if any(getattr(c, param.name) == v for c in configs)]
+        )
+        for param in configs[0].params
+    }
