@@ -18,6 +18,8 @@ from sagegen.gpu import Gpu, find_gpu
 from sagegen.problem import Problem, Shape, parse_problem
 from sagegen.space import Config, MmaConfig, parse_config
 from sagegen.tuning.model import Measured, estimate_occupancy, predict
+from sagegen.tuning.wgmma_cost import wgmma_rate
+from sagegen.wgmma_rules import default_wgmma_config
 
 D128 = Problem(128, "fp16", False)
 D64 = Problem(64, "fp16", False)
@@ -26,6 +28,7 @@ F16 = replace(CONFIG, pv="f16f32", accum_depth=0)
 LONG = Shape(4, 32, 32, 4096, 4096)
 ADA = [find_gpu("rtx4090"), find_gpu("l20")]
 H200 = find_gpu("h200")
+WGMMA = default_wgmma_config()
 RUNS = Path(__file__).parents[2] / "docs" / "gpu-runs"
 
 
@@ -194,3 +197,56 @@ def test_the_ranking_agrees_with_what_was_measured_on_an_h200(dtype: str) -> Non
         predicted, times = (list(column) for column in zip(*pairs, strict=True))
         assert spearman(predicted, times) > 0.5, name
         assert times[predicted.index(min(predicted))] < 1.2 * min(times), name
+
+
+# --- wgmma
+
+
+LONG_H200 = Shape(4, 32, 32, 16384, 16384)
+#: TOPS of the attention kernel on an H200, sustained: head_dim, causal, config, measured.
+SUSTAINED = (
+    (128, False, "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu", 1000),
+    (128, False, "c3_bk128_st3_scplain_acone_ks128_rsskip_suones_expacked", 1091),
+    (128, False, "c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_expacked", 1094),
+    (128, False, "c2_bk128_st2_scplain_actwo_ks64_rsskip_suones_exmufu", 796),
+    (128, True, "c3_bk128_st3_scplain_acone_ks128_rsskip_suones_expacked", 1040),
+    (64, False, "c3_bk192_st3_scplain_acone_ks192_rsskip_suones_expacked", 875),
+    (64, False, "c3_bk128_st3_scplain_acone_ks128_rsskip_suones_expacked", 821),
+    (64, False, "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu", 662),
+)
+
+
+@pytest.mark.parametrize(("head_dim", "is_causal", "config", "tops"), SUSTAINED)
+def test_wgmma_is_predicted_as_measured(head_dim: int, is_causal: bool, config: str, tops: float) -> None:
+    problem = Problem(head_dim, "bf16", is_causal)
+    prediction = predict(parse_config(f"wgmma_{config}"), problem, LONG_H200, H200)
+    assert LONG_H200.flops(problem) / prediction.kernel_us / 1e6 == pytest.approx(tops, rel=0.07)
+
+
+def test_a_wgmma_block_has_an_sm_for_itself() -> None:
+    for consumers, registers in ((2, 168), (3, 128)):
+        config = replace(WGMMA, consumers=consumers)
+        occupancy = estimate_occupancy(config, D128, H200)
+        assert (occupancy.blocks_per_sm, occupancy.registers) == (1, registers)
+        assert estimate_occupancy(config, D128, H200, Measured(registers)).blocks_per_sm == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"row_sum": "fadd"},
+        {"rescale": "always"},
+        {"consumers": 2},
+        {"consumers": 2, "accumulation": "two"},
+        {"block_k": 64},
+    ],
+)
+def test_what_costs_wgmma_instructions_costs_time(change: dict[str, int | str]) -> None:
+    fast, slow = (predict(config, D128, LONG_H200, H200).kernel_us for config in (WGMMA, replace(WGMMA, **change)))
+    assert slow > fast
+    assert predict(WGMMA, D128, LONG_H200, H200, Measured(128, 400)).kernel_us > fast
+
+
+def test_a_chip_with_capped_units_has_wgmma_at_its_cap() -> None:
+    assert wgmma_rate(H200, "s8") > wgmma_rate(H200, "e4m3f32") > 6000
+    assert wgmma_rate(find_gpu("h20"), "s8") * 78 * 1980 / 1e6 == pytest.approx(296)

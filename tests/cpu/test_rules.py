@@ -8,20 +8,21 @@ from hypothesis import strategies as st
 
 from sagegen.errors import ConfigError
 from sagegen.gpu import GPUS, find_gpu
-from sagegen.mma_rules import MMA_RULES
+from sagegen.mma_rules import MMA_RULES, default_mma_config
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
 from sagegen.rules import Target, broken_rules, check_config, default_config, valid_configs
-from sagegen.space import MMA_PARAMS, MMA_SPACE, MmaConfig
+from sagegen.space import MMA_PARAMS, MMA_SPACE, WGMMA_PARAMS, Config, MmaConfig, WgmmaConfig
+from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
 
 L20_BF16 = Target(find_gpu("l20"), Problem(128, "bf16", is_causal=True))
-BASE = default_config(L20_BF16)
+BASE = default_mma_config(L20_BF16)
 
 problems = st.builds(Problem, st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES), st.booleans())
 targets = st.builds(Target, st.sampled_from(sorted(GPUS)).map(find_gpu), problems)
 configs = st.builds(MmaConfig, **{p.name: st.sampled_from(p.values) for p in MMA_PARAMS})
 
 
-def broken(config: MmaConfig, target: Target = L20_BF16) -> set[str]:
+def broken(config: Config, target: Target = L20_BF16) -> set[str]:
     return {b.rule.name for b in broken_rules(config, target)}
 
 
@@ -90,3 +91,75 @@ def test_a_smaller_gpu_never_accepts_more(config: MmaConfig, target: Target) -> 
 @given(configs, targets)
 def test_an_older_toolkit_never_accepts_more(config: MmaConfig, target: Target) -> None:
     assert broken(config, target) <= broken(config, replace(target, toolkit=(12, 2)))
+
+
+# --- wgmma
+
+H200 = Target(find_gpu("h200"), Problem(128, "bf16", is_causal=False))
+WGMMA = default_wgmma_config()
+PACKED = replace(WGMMA, exponent="packed", k_span=128)
+wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for p in WGMMA_PARAMS})
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "target"),
+    [
+        ("arch", WGMMA, replace(H200, gpu=find_gpu("l20"))),
+        ("arch", WGMMA, replace(H200, gpu=find_gpu("rtx5090"))),
+        ("toolkit", WGMMA, replace(H200, toolkit=(12, 6))),
+        ("spans", replace(WGMMA, block_k=64, k_span=128), H200),
+        ("spans", replace(WGMMA, consumers=2, block_k=192, k_span=128), H200),
+        ("spans", replace(PACKED, k_span=64), H200),
+        ("two_level", replace(WGMMA, accumulation="two"), H200),
+        ("two_level", replace(WGMMA, accumulation="two", consumers=2, block_k=192), H200),
+        ("overlap", replace(WGMMA, schedule="overlap"), H200),
+        ("overlap", replace(WGMMA, schedule="overlap", consumers=2, accumulation="two"), H200),
+        ("overlap", replace(WGMMA, schedule="overlap", consumers=2, row_sum="fadd"), H200),
+        ("overlap", replace(WGMMA, schedule="overlap", consumers=2, rescale="always"), H200),
+        ("packed", replace(PACKED, row_sum="fadd"), H200),
+        # four stages of 32 KiB each for K and V
+        ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),
+        # what ptxas said of these at head_dim 128: 1368 bytes spilled and C7512; 192 and C7512; 48 spilled
+        ("registers", replace(WGMMA, block_k=192), H200),
+        ("registers", replace(PACKED, consumers=2, block_k=256, k_span=256, schedule="overlap"), H200),
+        ("registers", replace(WGMMA, consumers=2, block_k=256, row_sum="fadd"), H200),
+    ],
+)
+def test_a_wgmma_rule_refuses_what_it_is_for(rule: str, config: WgmmaConfig, target: Target) -> None:
+    assert rule in broken(config, target)
+
+
+def test_every_wgmma_rule_has_a_config_that_breaks_it() -> None:
+    marker = next(m for m in test_a_wgmma_rule_refuses_what_it_is_for.pytestmark if m.name == "parametrize")
+    assert {row[0] for row in marker.args[1]} == {rule.name for rule in WGMMA_RULES}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(PACKED, consumers=2, block_k=192, k_span=192, stages=2, schedule="overlap"),
+        replace(PACKED, consumers=2, block_k=256, k_span=256, stages=2),
+        PACKED,
+        replace(WGMMA, consumers=2, accumulation="two"),
+        replace(WGMMA, consumers=2, accumulation="two", row_sum="fadd"),
+    ],
+    ids=lambda config: config.name,
+)
+def test_what_the_prototype_showed_to_be_fast_is_valid(config: WgmmaConfig) -> None:
+    assert not broken(config, H200)
+
+
+def test_the_default_of_hopper_is_wgmma_unless_the_toolkit_is_too_old() -> None:
+    assert default_config(H200) == WGMMA
+    assert default_config(replace(H200, toolkit=(12, 6))).family == "mma"
+    assert {name for name, gpu in GPUS.items() if default_config(replace(H200, gpu=gpu)).family == "wgmma"} == {
+        "h20",
+        "h100",
+        "h200",
+    }
+
+
+@given(wgmma_configs, problems)
+def test_a_wgmma_config_is_as_valid_causal_as_not_and_in_either_dtype(config: WgmmaConfig, problem: Problem) -> None:
+    other = replace(H200, problem=Problem(problem.head_dim, "fp16", not problem.is_causal))
+    assert broken(config, replace(H200, problem=problem)) == broken(config, other)
