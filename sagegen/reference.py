@@ -1,34 +1,34 @@
 """The truth that kernels are held to: exact attention, and the same numerics as a config, step by step.
 
-Both run on any device that torch has. Sources of the formulas: SageAttention2 (arXiv 2411.10958) for the groups of the
-scales, the E4M3 P·V and the two-level accumulation; FlashAttention-2 (arXiv 2307.08691) for the online softmax.
+Both run on any device that torch has. Sources of the formulas: SageAttention2 (arXiv 2411.10958) for quantized
+attention, FlashAttention-2 (arXiv 2307.08691) for the online softmax.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, overload
 
 import torch
 
 from sagegen.errors import ArgumentError
-from sagegen.layout import K_GROUPS
+from sagegen.mma_numerics import sum_mma_tiles
+from sagegen.operands import LOG2_E, Operands, TileSums, make_operands
 from sagegen.problem import Problem
+from sagegen.quantizing import Accumulator
 from sagegen.space import Config
+from sagegen.wgmma_numerics import sum_wgmma_tiles
 
-INT8_MAX = 127.0
-E4M3_MAX = 448.0
 #: Bytes of scores that are alive at once; lengths of 16K fit a small GPU this way.
 _CHUNK_BYTES = 256 << 20
-_LOG2_E = math.log2(math.e)
-#: What the accumulators of `magic` start at, read as floats: 1.5 * 2^23.
-_MAGIC = 12582912.0
-#: Keys of one FP8 matrix instruction (mma.m16n8k32): the accumulator is cut after each.
-_MMA_KEYS = 32
-#: Mantissa bits of the FP8 tensor core's accumulator.
-_FP22_BITS = 13
-#: Below that of any sum of products, and a float32 has it.
-_NO_EXPONENT = -100
+_SUM_TILES: Mapping[str, Callable[[Operands, Any, Accumulator], TileSums]] = {
+    "mma": sum_mma_tiles,
+    "wgmma": sum_wgmma_tiles,
+}
+
+#: Architectures whose FP8 mma.sync cuts the accumulator to 13 mantissa bits; sm_90 emulates it in FP32.
+_FP22_ARCHITECTURES = (89, 120)
 
 _Layout = Literal["HND", "NHD"]
 
@@ -166,7 +166,7 @@ def quantized_attention(
     config: Config,
     *,
     scale: float | None = None,
-    accumulator: Literal["fp32", "fp22"] = "fp32",
+    accumulator: Accumulator = "fp32",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the kernel of `config` should compute, step by step in FP32; finite inputs only.
 
@@ -184,171 +184,14 @@ def quantized_attention(
     """
     _check(q, k, v, "HND")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    batch, heads_kv, kv_len, head_dim = k.shape
-    rows = (batch, heads_kv, q.shape[1] // heads_kv * q.shape[2])  # the heads of a group one after another
-
-    mean = k.float().mean(2, keepdim=True)
-    q8, q_scale = quantize_queries(q.float(), config)
-    k8, k_scale = quantize_keys(k.float() - mean, config)
-    values, v_scale = quantize_values(v, config)
-    # the scale's sign goes into Q, its size into Q's scales, in the order of the kernels' roundings
-    q8 = q8.reshape(*rows, head_dim) * math.copysign(1, scale)
-    q_scale = q_scale.reshape(*rows, 1) * abs(scale) * _LOG2_E
-    last_key = torch.arange(q.shape[2], device=q.device).repeat(q.shape[1] // heads_kv)[:, None]
-    last_key = last_key + (kv_len - q.shape[2]) if problem.is_causal else torch.full_like(last_key, kv_len - 1)
-
-    unit = E4M3_MAX if config.quantizes_v else 1.0  # weights are up to that, so that P fills E4M3's range
-    out = torch.zeros_like(q8)
-    total = torch.zeros_like(q_scale)
-    peak = torch.full_like(q_scale, -math.inf)
-    for start in range(0, kv_len, config.block_k):
-        keys = slice(start, min(start + config.block_k, kv_len))
-        factor = q_scale * k_scale[:, :, keys].transpose(-1, -2)
-        # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
-        integers = q8 @ k8[:, :, keys].transpose(-1, -2)
-        hidden = torch.arange(keys.start, keys.stop, device=q.device) > last_key
-        scores = (integers * factor).masked_fill_(hidden, -math.inf)
-        grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
-        anchor = grown.masked_fill(grown == -math.inf, 0)
-        weights = _weights(integers, factor, anchor - math.log2(unit), config).masked_fill_(hidden, 0)
-        decay = (peak - anchor).exp2()
-        peak, total = grown, total * decay + weights.sum(-1, keepdim=True)
-        out = _accumulate(out * decay, weights, values[:, :, keys], config, accumulator)
-    out = out * v_scale / total.masked_fill(total == 0, 1)
-    bias = q.float().reshape(*rows, head_dim) @ mean.transpose(-1, -2) * scale
-    lse = (peak + (total / unit).log2()) / _LOG2_E + bias
+    operands = make_operands(q, k, v, problem, config, scale)
+    sums = _SUM_TILES[config.family](operands, config, accumulator)
+    out = sums.out * operands.v_scale / sums.total.masked_fill(sums.total == 0, 1)
+    out = torch.where(operands.last_key >= 0, out + operands.v_mean, 0)  # a row that sees no key stays 0
+    lse = (sums.peak + (sums.total / sums.unit).log2()) / LOG2_E + operands.lse_bias
     return out.view(q.shape), lse.view(q.shape[:-1])
 
 
-def _weights(integers: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: Config) -> torch.Tensor:
-    """2^(integers * factor - floor), the exponent rounded where kernels round it: once, since it is one FMA.
-
-    `magic` has its bias in the scores, so bias times factor is subtracted too, as one FP32 number with the floor. That
-    number is rounded up, which makes the weights of its keys smaller by up to 1.5 integer steps of a score.
-    """
-    shift = floor.double()
-    if config.conversion == "magic":
-        bias = _MAGIC * factor.double()
-        shift = _round_up(bias + shift) - bias
-    return (integers.double() * factor - shift).float().exp2()
-
-
-def _round_up(x: torch.Tensor) -> torch.Tensor:
-    """To FP32, towards plus infinity; float64."""
-    nearest = x.float()
-    above = torch.nextafter(nearest, torch.full_like(nearest, math.inf))
-    return torch.where(nearest.double() < x, above, nearest).double()
-
-
-def quantize_queries(q: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """INT8 queries as whole float32 numbers, and one scale per row, [batch, heads, q_len, 1].
-
-    Rows that share a scale: of a tile (`block`), of a span of q_span rows (`warp`), or those of a span that are equal
-    modulo 8 (`thread`), which one thread of the MMA accumulator owns.
-    """
-    rows = torch.arange(q.shape[2], device=q.device)
-    if config.granularity == "block":
-        groups = rows // config.block_q
-    elif config.granularity == "warp":
-        groups = rows // config.q_span
-    else:
-        groups = rows // config.q_span * 8 + rows % 8
-    return _quantize(q, groups)
-
-
-def quantize_keys(k: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """INT8 keys as whole float32 numbers, and one scale per key, [batch, heads, kv_len, 1].
-
-    Keys that share a scale: of a tile (`block`), of a span of k_span keys (`warp`), or those of a span in the columns
-    {8n + 2i, 8n + 2i + 1} (`thread`), which one thread of the MMA accumulator owns.
-    """
-    keys = torch.arange(k.shape[2], device=k.device)
-    if config.granularity == "block":
-        groups = keys // config.block_k
-    elif config.granularity == "warp":
-        groups = keys // config.k_span
-    else:
-        groups = keys // config.k_span * K_GROUPS + keys % 8 // 2
-    return _quantize(k, groups)
-
-
-def _quantize(x: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to INT8 with scale max|x| / 127 of the token's group; a group of zeros has scale 1."""
-    peaks = x.abs().amax(-1)
-    count = int(groups.max()) + 1 if len(groups) else 0
-    group_peaks = peaks.new_zeros(*peaks.shape[:2], count)
-    group_peaks.scatter_reduce_(2, groups.expand_as(peaks), peaks, "amax")
-    scales = torch.where(group_peaks > 0, group_peaks / INT8_MAX, 1)[:, :, groups].unsqueeze(-1)
-    # times the reciprocal, as kernels do: a quotient rounds to another integer now and then
-    return (x * (1 / scales)).round().clamp(-INT8_MAX, INT8_MAX), scales
-
-
-def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """V as the P·V product reads it, float32, and its scale per channel, [batch, heads, 1, dim].
-
-    E4M3 with scale max|v| / 448 and 1 for a channel of zeros; or V as it is, in 16 bits, with scale 1.
-    """
-    wide = v.float()
-    if not config.quantizes_v:
-        return wide, torch.ones_like(wide[:, :, :1])
-    peaks = wide.abs().amax(2, keepdim=True)
-    scales = torch.where(peaks > 0, peaks / E4M3_MAX, 1)
-    return round_e4m3(wide * (1 / scales)), scales
-
-
-def round_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """To the nearest E4M3 number, ties to even, clamped to +-448; float32."""
-    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
-
-
-def truncate_fp22(x: torch.Tensor) -> torch.Tensor:
-    """Cut float32 to 13 mantissa bits, toward zero: what the FP8 tensor core keeps of a sum."""
-    return (x.view(torch.int32) & -(1 << (23 - _FP22_BITS))).view(torch.float32)
-
-
-def add_fp8_products(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """total + p v as one instruction of the FP8 tensor core adds it; on sm_90 bit for bit (wgmma, docs/gpu-runs).
-
-    The products and the total are cut toward zero to 13 bits below the largest exponent among them and added, and the
-    sum is cut to 13 mantissa bits (SageAttention2, section 3.4, has only that). A product's exponent is the sum of its
-    factors', whatever their mantissas.
-
-    Args:
-        total: float32 [..., rows, dim].
-        p: E4M3 numbers in float32, [..., rows, keys], at most 32 keys.
-        v: likewise, [..., keys, dim].
-    """
-    p_exponents, v_exponents = _exponents(p, lowest=-6), _exponents(v, lowest=-6)  # subnormals have that of 2^-6
-    largest = _exponents(total, lowest=_NO_EXPONENT)
-    for key in range(p.shape[-1]):
-        largest = torch.maximum(largest, p_exponents[..., key, None] + v_exponents[..., key, None, :])
-    unit = (largest + (127 - _FP22_BITS) << 23).view(torch.float32)  # a power of two
-    kept = (total / unit).trunc()
-    for key in range(p.shape[-1]):
-        kept += (p[..., key, None] * v[..., key, None, :] / unit).trunc()
-    return truncate_fp22(kept * unit)
-
-
-def _exponents(x: torch.Tensor, lowest: int) -> torch.Tensor:
-    """Of the largest power of two up to |x|, at least `lowest`, int32; of a zero _NO_EXPONENT."""
-    return torch.where(x == 0, _NO_EXPONENT, (torch.frexp(x).exponent - 1).clamp_min(lowest))
-
-
-def _accumulate(
-    out: torch.Tensor, weights: torch.Tensor, values: torch.Tensor, config: Config, accumulator: str
-) -> torch.Tensor:
-    """out + P V of one tile, with P rounded as the config's P·V product reads it."""
-    if not config.quantizes_v:
-        narrow = torch.float16 if config.pv == "f16f32" else torch.bfloat16
-        return out + weights.to(narrow).float() @ values
-    p = round_e4m3(weights)
-    for first in range(0, weights.shape[-1], config.accum_depth):
-        partial = torch.zeros_like(out)
-        for start in range(first, min(first + config.accum_depth, weights.shape[-1]), _MMA_KEYS):
-            keys = slice(start, start + _MMA_KEYS)
-            if accumulator == "fp22":
-                partial = add_fp8_products(partial, p[..., keys], values[:, :, keys])
-            else:
-                partial = partial + p[..., keys] @ values[:, :, keys]
-        out = out + partial
-    return out
+def fp8_accumulator(config: Config, architecture: int) -> Accumulator:
+    """The accumulator of `config`'s FP8 products on a compute capability: that of every wgmma, and of most mma.sync."""
+    return "fp22" if config.family == "wgmma" or architecture in _FP22_ARCHITECTURES else "fp32"

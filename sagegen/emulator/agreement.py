@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -11,15 +10,13 @@ from sagegen.emulator.library import Report, Session
 from sagegen.emulator.program import EmulatedCall, EmulatedProgram
 from sagegen.emulator.report import make_error
 from sagegen.measuring.call import BoundCall, bind_call
-from sagegen.reference import quantized_attention
+from sagegen.reference import fp8_accumulator, quantized_attention
 
 #: Largest relative L2 between a kernel and its numerics, both rounded to the output's dtype. Measured on normal inputs:
 #: below 1e-4 with 16-bit P·V, below 7e-4 with E4M3, where exp2's last bit moves a P to its neighbour now and then.
 RELATIVE_L2 = 2e-3
 #: Largest error of the log-sum-exp, absolute.
 LSE_ERROR = 1e-3
-#: Architectures whose FP8 matrix products cut the accumulator to 13 mantissa bits; elsewhere mma.sync emulates them.
-_FP22_ARCHITECTURES = (89, 120)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ def check_agreement(
         EmulatorError: a kernel did what no kernel may do; or, kind `wrong_result`, an output or lse is off: the message
             says which one is the worst, and the line that wrote it.
     """
-    accumulator: Literal["fp22", "fp32"] = "fp22" if program.architecture in _FP22_ARCHITECTURES else "fp32"
+    accumulator = fp8_accumulator(program.config, program.architecture)
     wanted, wanted_lse = quantized_attention(
         q, k, v, program.problem, program.config, scale=softmax_scale, accumulator=accumulator
     )

@@ -37,6 +37,10 @@ ORDER = (
     "build",
     # running it, and the truth it is held to
     "launch",
+    "quantizing",
+    "operands",
+    "mma_numerics",
+    "wgmma_numerics",
     "reference",
     # running it on the CPU
     "emulator.compiler",
@@ -103,6 +107,10 @@ TUNE_PATH = (
     "render",
     "build",
     "launch",
+    "quantizing",
+    "operands",
+    "mma_numerics",
+    "wgmma_numerics",
     "measuring.bench",
     "tuning.search",
     "tuning.tune",

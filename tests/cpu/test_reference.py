@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sagegen import reference
+from sagegen import quantizing, reference
 from sagegen.errors import ArgumentError
 from sagegen.problem import Problem
 from sagegen.reference import attention, quantized_attention
@@ -203,13 +203,13 @@ def test_unknown_layout_is_named():
 
 def test_int8_rounds_to_even_with_scale_of_the_largest():
     x = torch.tensor([127.0, 0.5, 1.5, -2.5, -127.0, 126.4]).reshape(1, 1, 1, -1)
-    q8, scale = reference.quantize_queries(x, CONFIG)
+    q8, scale = quantizing.quantize_queries(x, CONFIG)
     assert scale.item() == 1
     assert q8.flatten().tolist() == [127, 0, 2, -2, -127, 126]
 
 
 def test_group_of_zeros_has_scale_one():
-    q8, scale = reference.quantize_keys(torch.zeros(1, 1, 8, 4), CONFIG)
+    q8, scale = quantizing.quantize_keys(torch.zeros(1, 1, 8, 4), CONFIG)
     assert scale.flatten().tolist() == [1] * 8
     assert q8.abs().max() == 0
 
@@ -224,21 +224,21 @@ def sharers(quantize, config, token, length=300):
 
 def test_query_rows_share_scales_by_granularity():
     # row 45: span 32..63, 45 % 8 == 5
-    assert sharers(reference.quantize_queries, CONFIG, 45) == [37, 45, 53, 61]
-    assert sharers(reference.quantize_queries, replace(CONFIG, q_span=16), 45) == [37, 45]
-    assert sharers(reference.quantize_queries, replace(CONFIG, granularity="warp"), 45) == list(range(32, 64))
-    assert sharers(reference.quantize_queries, replace(CONFIG, granularity="block"), 45) == list(range(128))
-    assert sharers(reference.quantize_queries, replace(CONFIG, granularity="block"), 290) == list(range(256, 300))
+    assert sharers(quantizing.quantize_queries, CONFIG, 45) == [37, 45, 53, 61]
+    assert sharers(quantizing.quantize_queries, replace(CONFIG, q_span=16), 45) == [37, 45]
+    assert sharers(quantizing.quantize_queries, replace(CONFIG, granularity="warp"), 45) == list(range(32, 64))
+    assert sharers(quantizing.quantize_queries, replace(CONFIG, granularity="block"), 45) == list(range(128))
+    assert sharers(quantizing.quantize_queries, replace(CONFIG, granularity="block"), 290) == list(range(256, 300))
 
 
 def test_keys_share_scales_by_granularity():
     # key 75: span 64..127, columns 2 and 3 of every eight
     pairs = [c for c in range(64, 128) if c % 8 in (2, 3)]
-    assert sharers(reference.quantize_keys, CONFIG, 75) == pairs
+    assert sharers(quantizing.quantize_keys, CONFIG, 75) == pairs
     wide = replace(CONFIG, block_k=128, k_span=128)
-    assert sharers(reference.quantize_keys, wide, 75) == [c for c in range(128) if c % 8 in (2, 3)]
-    assert sharers(reference.quantize_keys, replace(CONFIG, granularity="warp"), 75) == list(range(64, 128))
-    assert sharers(reference.quantize_keys, replace(CONFIG, granularity="block"), 75) == list(range(64, 128))
+    assert sharers(quantizing.quantize_keys, wide, 75) == [c for c in range(128) if c % 8 in (2, 3)]
+    assert sharers(quantizing.quantize_keys, replace(CONFIG, granularity="warp"), 75) == list(range(64, 128))
+    assert sharers(quantizing.quantize_keys, replace(CONFIG, granularity="block"), 75) == list(range(64, 128))
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,13 @@ def test_keys_share_scales_by_granularity():
     ],
 )
 def test_e4m3_rounds_to_nearest_and_saturates(value, rounded):
-    assert reference.round_e4m3(torch.tensor([value])).item() == rounded
+    assert quantizing.round_e4m3(torch.tensor([value])).item() == rounded
 
 
 def test_fp22_keeps_thirteen_mantissa_bits_and_cuts_toward_zero():
     kept, cut = 1 + 2.0**-13, 1 + 2.0**-13 + 2.0**-14
     x = torch.tensor([kept, cut, -cut, 3.0, 0.0])
-    assert reference.truncate_fp22(x).tolist() == [kept, kept, -kept, 3.0, 0.0]
+    assert quantizing.truncate_fp22(x).tolist() == [kept, kept, -kept, 3.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -277,12 +277,12 @@ def test_fp22_keeps_thirteen_mantissa_bits_and_cuts_toward_zero():
 )
 def test_fp8_products_are_cut_before_they_are_added(total, factors, result):
     p, v = torch.tensor(factors).unbind(1)
-    assert reference.add_fp8_products(torch.tensor([[total]]), p[None], v[:, None]).item() == result
+    assert quantizing.add_fp8_products(torch.tensor([[total]]), p[None], v[:, None]).item() == result
 
 
 def test_values_have_one_scale_per_channel():
     v = torch.tensor([[[[4.48, 0.0, 1.0], [2.0, 0.0, -2.0]]]])
-    v8, scale = reference.quantize_values(v, CONFIG)
+    v8, scale, _ = quantizing.quantize_values(v, CONFIG)
     assert scale.flatten().tolist() == pytest.approx([0.01, 1, 2 / 448])
     assert v8[0, 0, :, 1].tolist() == [0, 0]
     assert v8[0, 0, :, 2].tolist() == [224, -448]
@@ -290,7 +290,7 @@ def test_values_have_one_scale_per_channel():
 
 def test_sixteen_bit_values_are_left_alone():
     v = torch.tensor([[[[1e5, -3.0]]]], dtype=torch.bfloat16)
-    v16, scale = reference.quantize_values(v, replace(CONFIG, pv="bf16f32", accum_depth=0))
+    v16, scale, _ = quantizing.quantize_values(v, replace(CONFIG, pv="bf16f32", accum_depth=0))
     assert torch.equal(v16, v.float())
     assert scale.flatten().tolist() == [1, 1]
 
@@ -344,8 +344,8 @@ def test_magic_takes_at_most_three_half_steps_off_a_score():
     problem = Problem(64, "fp16", False)
     _, plain = quantized_attention(q, k, v, problem, CONFIG)
     _, magic = quantized_attention(q, k, v, problem, replace(CONFIG, conversion="magic"))
-    _, q_scale = reference.quantize_queries(q.float(), CONFIG)
-    _, k_scale = reference.quantize_keys(k.float() - k.float().mean(2, keepdim=True), CONFIG)
+    _, q_scale = quantizing.quantize_queries(q.float(), CONFIG)
+    _, k_scale = quantizing.quantize_keys(k.float() - k.float().mean(2, keepdim=True), CONFIG)
     # of a score, in natural log units; an lse loses no more than the scores it sums
     step = (q_scale.max() * k_scale.max()).item() / 8
     assert 0 < (plain - magic).max() <= 1.5 * step
@@ -387,10 +387,10 @@ def test_scale_may_be_zero_or_negative(scale):
 
 def chain_loss(depth):
     """What FP22 loses of the sum of 16,384 positive weights that is promoted every `depth` keys."""
-    weights = reference.round_e4m3(normal(16384).exp().float() * 10) * 448
+    weights = quantizing.round_e4m3(normal(16384).exp().float() * 10) * 448
     total = partial = torch.zeros(1)
     for step, products in enumerate(weights.split(32), 1):
-        partial = reference.truncate_fp22(partial + products.sum())
+        partial = quantizing.truncate_fp22(partial + products.sum())
         if step * 32 % depth == 0:
             total, partial = total + partial, torch.zeros(1)
     return 1 - ((total + partial).double() / weights.double().sum()).item()

@@ -1,0 +1,69 @@
+"""The `mma` family's softmax and P·V, step by step in FP32."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from sagegen.operands import Operands, TileSums
+from sagegen.quantizing import E4M3_MAX, Accumulator, add_products, round_e4m3
+from sagegen.space import MmaConfig
+
+#: What the accumulators of `magic` start at, read as floats: 1.5 * 2^23.
+_MAGIC = 12582912.0
+
+
+def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulator) -> TileSums:
+    unit = E4M3_MAX if config.quantizes_v else 1.0  # weights are up to that, so that P fills E4M3's range
+    out = torch.zeros_like(operands.q8)
+    total = torch.zeros_like(operands.q_scale)
+    peak = torch.full_like(operands.q_scale, -math.inf)
+    for start in range(0, operands.kv_len, config.block_k):
+        keys = slice(start, min(start + config.block_k, operands.kv_len))
+        factor = operands.q_scale * operands.k_scale[:, :, keys].transpose(-1, -2)
+        # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
+        integers = operands.q8 @ operands.k8[:, :, keys].transpose(-1, -2)
+        hidden = torch.arange(keys.start, keys.stop, device=out.device) > operands.last_key
+        scores = (integers * factor).masked_fill_(hidden, -math.inf)
+        grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        anchor = grown.masked_fill(grown == -math.inf, 0)
+        weights = _weights(integers, factor, anchor - math.log2(unit), config).masked_fill_(hidden, 0)
+        decay = (peak - anchor).exp2()
+        peak, total = grown, total * decay + weights.sum(-1, keepdim=True)
+        out = _accumulate(out * decay, weights, operands.values[:, :, keys], config, accumulator)
+    return TileSums(out, total, peak, unit)
+
+
+def _weights(integers: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: MmaConfig) -> torch.Tensor:
+    """2^(integers * factor - floor), the exponent rounded where kernels round it: once, since it is one FMA.
+
+    `magic` has its bias in the scores, so bias times factor is subtracted too, as one FP32 number with the floor. That
+    number is rounded up, which makes the weights of its keys smaller by up to 1.5 integer steps of a score.
+    """
+    shift = floor.double()
+    if config.conversion == "magic":
+        bias = _MAGIC * factor.double()
+        shift = _round_up(bias + shift) - bias
+    return (integers.double() * factor - shift).float().exp2()
+
+
+def _round_up(x: torch.Tensor) -> torch.Tensor:
+    """To FP32, towards plus infinity; float64."""
+    nearest = x.float()
+    above = torch.nextafter(nearest, torch.full_like(nearest, math.inf))
+    return torch.where(nearest.double() < x, above, nearest).double()
+
+
+def _accumulate(
+    out: torch.Tensor, weights: torch.Tensor, values: torch.Tensor, config: MmaConfig, accumulator: Accumulator
+) -> torch.Tensor:
+    """out + P V of one tile, with P rounded as the config's P·V product reads it."""
+    if not config.quantizes_v:
+        narrow = torch.float16 if config.pv == "f16f32" else torch.bfloat16
+        return out + weights.to(narrow).float() @ values
+    p = round_e4m3(weights)
+    for start in range(0, weights.shape[-1], config.accum_depth):
+        keys = slice(start, start + config.accum_depth)
+        out = out + add_products(torch.zeros_like(out), p[..., keys], values[:, :, keys], accumulator)
+    return out

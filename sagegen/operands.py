@@ -1,0 +1,109 @@
+"""What the softmax and P·V of a quantized kernel work with, and what they leave: the same for every family."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sagegen.problem import Problem
+from sagegen.quantizing import INT8_MAX, quantize_keys, quantize_queries, quantize_values
+from sagegen.space import Config
+
+LOG2_E = math.log2(math.e)
+#: Steps of a score that the packed exponent must resolve: 256 units of an integer score, in eighths of a power of two.
+STEP_UNITS = 2048.0
+MIN_STEP = 0.125
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Quantized Q, K and V of a call, float32. `rows` are those of all query heads that share a KV head, head by head.
+
+    Attributes:
+        q8, k8: whole numbers, [batch, heads_kv, rows, dim] and [batch, heads_kv, kv_len, dim].
+        q_scale: of scores in log2 units, [batch, heads_kv, rows, 1].
+        k_scale: [batch, heads_kv, kv_len, 1].
+        k_peak: largest |K - mean|, [batch, heads_kv, 1, 1].
+        values: [batch, heads_kv, kv_len, dim]; V is v_scale * values + v_mean, both [batch, heads_kv, 1, dim].
+        row: index in its own head, [rows, 1].
+        last_key: that a row sees, [rows, 1].
+        lse_bias: what K's mean adds to the lse, [batch, heads_kv, rows, 1].
+        q_len: rows of a head.
+        is_causal: whether `last_key` grows with the row.
+    """
+
+    q8: torch.Tensor
+    q_scale: torch.Tensor
+    k8: torch.Tensor
+    k_scale: torch.Tensor
+    k_peak: torch.Tensor
+    values: torch.Tensor
+    v_scale: torch.Tensor
+    v_mean: torch.Tensor
+    row: torch.Tensor
+    last_key: torch.Tensor
+    lse_bias: torch.Tensor
+    q_len: int
+    is_causal: bool
+
+    @property
+    def kv_len(self) -> int:
+        return self.k8.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
+class TileSums:
+    """What the loop over the key tiles leaves.
+
+    Attributes:
+        out: sum of P times `values`, [batch, heads_kv, rows, dim].
+        total: sum of P, [batch, heads_kv, rows, 1].
+        peak: maximum score in log2 units, where P is `unit`, [batch, heads_kv, rows, 1].
+    """
+
+    out: torch.Tensor
+    total: torch.Tensor
+    peak: torch.Tensor
+    unit: float
+
+
+def make_operands(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: Problem, config: Config, scale: float
+) -> Operands:
+    """Quantize a call's tensors, [batch, heads, tokens, dim], as `config` does."""
+    batch, heads_kv, kv_len, head_dim = k.shape
+    group = q.shape[1] // heads_kv
+    rows = (batch, heads_kv, group * q.shape[2])
+    mean = k.float().mean(2, keepdim=True)
+    centred = k.float() - mean
+    k_peak = centred.abs().amax((2, 3), keepdim=True)
+    least_q, least_k = _least_scales(k_peak, scale) if config.bounds_steps else (None, None)
+    q8, q_scale = quantize_queries(q.float(), config, None if least_q is None else least_q.repeat_interleave(group, 1))
+    k8, k_scale = quantize_keys(centred, config, least_k)
+    values, v_scale, v_mean = quantize_values(v, config)
+    row = torch.arange(q.shape[2], device=q.device).repeat(group)[:, None]
+    return Operands(
+        # the scale's sign goes into Q, its size into Q's scales, in the order of the kernels' roundings
+        q8=q8.reshape(*rows, head_dim) * math.copysign(1, scale),
+        q_scale=q_scale.reshape(*rows, 1) * abs(scale) * LOG2_E,
+        k8=k8,
+        k_scale=k_scale,
+        k_peak=k_peak,
+        values=values,
+        v_scale=v_scale,
+        v_mean=v_mean,
+        row=row,
+        last_key=row + (kv_len - q.shape[2]) if problem.is_causal else torch.full_like(row, kv_len - 1),
+        lse_bias=q.float().reshape(*rows, head_dim) @ mean.transpose(-1, -2) * scale,
+        q_len=q.shape[2],
+        is_causal=problem.is_causal,
+    )
+
+
+def _least_scales(k_peak: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lower limits of the scales of Q and K, so that no step of the packed exponent is below MIN_STEP."""
+    least_k = 0.5 / INT8_MAX * k_peak
+    step = STEP_UNITS * abs(scale) * LOG2_E * least_k
+    return torch.where(step > 0, 1.001 * MIN_STEP / step, 0), least_k

@@ -1,0 +1,152 @@
+"""The arithmetic of quantized kernels in PyTorch: rounding to INT8 and E4M3, and the FP8 tensor core's sums.
+
+Sources: SageAttention2 (arXiv 2411.10958) for the groups of the scales and the E4M3 P·V.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from sagegen.layout import K_GROUPS
+from sagegen.space import Config
+
+#: Of FP8 products: `fp22` is what tensor cores with FP8 units have, `fp32` loses nothing.
+Accumulator = Literal["fp32", "fp22"]
+
+INT8_MAX = 127.0
+E4M3_MAX = 448.0
+#: Keys of one FP8 matrix instruction (m16n8k32, m64nNk32): the accumulator is cut after each.
+MMA_KEYS = 32
+#: Mantissa bits of the FP8 tensor core's accumulator.
+_FP22_BITS = 13
+#: Below that of any sum of products, and a float32 has it.
+_NO_EXPONENT = -100
+
+
+def quantize_queries(
+    q: torch.Tensor, config: Config, least: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """INT8 queries as whole float32 numbers, and one scale per row, [batch, heads, q_len, 1].
+
+    `least`: lower limit of a head's scales, [batch, heads, 1, 1].
+
+    Rows that share a scale: of a tile (`block`), of a span of q_span rows (`warp`), or those of a span that are equal
+    modulo 8 (`thread`), which one thread of the MMA accumulator owns.
+    """
+    rows = torch.arange(q.shape[2], device=q.device)
+    if config.granularity == "block":
+        groups = rows // config.block_q
+    elif config.granularity == "warp":
+        groups = rows // config.q_span
+    else:
+        groups = rows // config.q_span * 8 + rows % 8
+    return _quantize(q, groups, config, least)
+
+
+def quantize_keys(
+    k: torch.Tensor, config: Config, least: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """INT8 keys as whole float32 numbers, and one scale per key, [batch, heads, kv_len, 1].
+
+    `least`: lower limit of a head's scales, [batch, heads, 1, 1].
+
+    Keys that share a scale: of a tile (`block`), of a span of k_span keys (`warp`), or those of a span in the columns
+    {8n + 2i, 8n + 2i + 1} (`thread`), which one thread of the MMA accumulator owns.
+    """
+    keys = torch.arange(k.shape[2], device=k.device)
+    if config.granularity == "block":
+        groups = keys // config.block_k
+    elif config.granularity == "warp":
+        groups = keys // config.k_span
+    else:
+        groups = keys // config.k_span * K_GROUPS + keys % 8 // 2
+    return _quantize(k, groups, config, least)
+
+
+def _quantize(
+    x: torch.Tensor, groups: torch.Tensor, config: Config, least: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round to INT8 with scale max|x| / 127 of the token's group, or `least` of its head; a group of zeros has 1."""
+    peaks = x.abs().amax(-1)
+    count = int(groups.max()) + 1 if len(groups) else 0
+    group_peaks = peaks.new_zeros(*peaks.shape[:2], count)
+    group_peaks.scatter_reduce_(2, groups.expand_as(peaks), peaks, "amax")
+    # the last bit of a scale now and then rounds to another integer, so that families differ
+    group_scales = group_peaks * (1 / INT8_MAX) if config.family == "wgmma" else group_peaks / INT8_MAX
+    scales = group_scales[:, :, groups].unsqueeze(-1)
+    if least is not None:
+        scales = torch.maximum(scales, least)
+    scales = torch.where(scales > 0, scales, 1)
+    # times the reciprocal, as kernels do: a quotient rounds to another integer now and then
+    return (x * (1 / scales)).round().clamp(-INT8_MAX, INT8_MAX), scales
+
+
+def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """V as the P·V product reads it, float32, its scale and what was subtracted per channel, [batch, heads, 1, dim].
+
+    E4M3 with scale max|v| / 448 and 1 for a channel of zeros, of V without its mean where the config smooths V; or V as
+    it is, in 16 bits, with scale 1.
+    """
+    wide = v.float()
+    mean = wide.mean(2, keepdim=True) if config.smooths_v else torch.zeros_like(wide[:, :, :1])
+    if not config.quantizes_v:
+        return wide, torch.ones_like(mean), mean
+    wide = wide - mean
+    peaks = wide.abs().amax(2, keepdim=True)
+    scales = torch.where(peaks > 0, peaks / E4M3_MAX, 1)
+    return round_e4m3(wide * (1 / scales)), scales, mean
+
+
+def round_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """To the nearest E4M3 number, ties to even, clamped to +-448; float32."""
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
+
+
+def truncate_fp22(x: torch.Tensor) -> torch.Tensor:
+    """Cut float32 to 13 mantissa bits, toward zero: what the FP8 tensor core keeps of a sum."""
+    return (x.view(torch.int32) & -(1 << (23 - _FP22_BITS))).view(torch.float32)
+
+
+def add_fp8_products(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """total + p v as one instruction of the FP8 tensor core adds it; on sm_90 bit for bit (wgmma, docs/gpu-runs).
+
+    The products and the total are cut toward zero to 13 bits below the largest exponent among them and added, and the
+    sum is cut to 13 mantissa bits (SageAttention2, section 3.4, has only that). A product's exponent is the sum of its
+    factors', whatever their mantissas.
+
+    Args:
+        total: float32 [..., rows, dim].
+        p: E4M3 numbers in float32, [..., rows, keys], at most 32 keys.
+        v: likewise, [..., keys, dim].
+    """
+    p_exponents, v_exponents = _exponents(p, lowest=-6), _exponents(v, lowest=-6)  # subnormals have that of 2^-6
+    largest = _exponents(total, lowest=_NO_EXPONENT)
+    for key in range(p.shape[-1]):
+        largest = torch.maximum(largest, p_exponents[..., key, None] + v_exponents[..., key, None, :])
+    unit = (largest + (127 - _FP22_BITS) << 23).view(torch.float32)  # a power of two
+    kept = (total / unit).trunc()
+    for key in range(p.shape[-1]):
+        kept += (p[..., key, None] * v[..., key, None, :] / unit).trunc()
+    return truncate_fp22(kept * unit)
+
+
+def _exponents(x: torch.Tensor, lowest: int) -> torch.Tensor:
+    """Of the largest power of two up to |x|, at least `lowest`, int32; of a zero _NO_EXPONENT."""
+    return torch.where(x == 0, _NO_EXPONENT, (torch.frexp(x).exponent - 1).clamp_min(lowest))
+
+
+def add_products(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor, accumulator: Accumulator) -> torch.Tensor:
+    """total + p v of E4M3 numbers as a chain of matrix instructions adds them.
+
+    Args:
+        total, p, v: as of `add_fp8_products`, but for any number of keys.
+    """
+    for start in range(0, p.shape[-1], MMA_KEYS):
+        keys = slice(start, start + MMA_KEYS)
+        if accumulator == "fp22":
+            total = add_fp8_products(total, p[..., keys], v[..., keys, :])
+        else:
+            total = total + p[..., keys] @ v[..., keys, :]
+    return total

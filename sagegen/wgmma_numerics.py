@@ -1,0 +1,136 @@
+"""The `wgmma` family's softmax and P·V, step by step in FP32."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from sagegen.operands import MIN_STEP, STEP_UNITS, Operands, TileSums
+from sagegen.quantizing import E4M3_MAX, INT8_MAX, Accumulator, add_products, round_e4m3
+from sagegen.space import WgmmaConfig
+
+#: Row maximum before any key, and an integer score below every real one: what masked keys count as.
+_FLOOR = -1e30
+_MASKED_SCORE = -float(1 << 24)
+#: Rows that choose between the packed exponent and the exact one together: those of a consumer warpgroup.
+_VOTING_ROWS = 64
+#: Largest step of the packed exponent; the least is MIN_STEP.
+_MAX_STEP = 0.75
+#: log2 of what P is at a row's maximum: E4M3's end, and what the packed exponent may round up to without leaving it.
+_EXACT_TOP = math.log2(E4M3_MAX)
+_PACKED_TOP = 8.7
+#: Of 2^x below its chord, in E4M3 bits.
+_MEAN_SAG = 0.46
+#: Steps that a packed exponent spans: an fp16 number of [1024, 2048).
+_SPAN = 1023
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """One key tile: float32 whole scores [batch, heads, rows, keys], their factors, and which of them are masked."""
+
+    keys: slice
+    integers: torch.Tensor
+    k_scale: torch.Tensor
+    factor: torch.Tensor
+    hidden: torch.Tensor
+
+
+def sum_wgmma_tiles(operands: Operands, config: WgmmaConfig, accumulator: Accumulator) -> TileSums:
+    top = _PACKED_TOP if config.exponent == "packed" else _EXACT_TOP
+    out = torch.zeros_like(operands.q8)
+    total = torch.zeros_like(operands.q_scale)
+    peak = torch.full_like(operands.q_scale, _FLOOR)
+    counted = torch.zeros_like(total)  # what the ones column holds of the tile before
+    unmasked_tiles = _unmasked_tiles(operands, config)
+    fits = _steps_fit(operands) if config.exponent == "packed" else None
+    for index, start in enumerate(range(0, operands.kv_len, config.block_k)):
+        tile = _make_tile(operands, slice(start, min(start + config.block_k, operands.kv_len)))
+        grown, weights, p = _exact_softmax(tile, peak, top)
+        if fits is not None and (packed := fits & (index < unmasked_tiles)).any():
+            packed_peak, packed_p = _packed_softmax(tile, operands.q_scale, peak)
+            grown, p = torch.where(packed, packed_peak, grown), torch.where(packed, packed_p, p)
+        alpha = (peak - grown).exp2()
+        values = operands.values[:, :, tile.keys]
+        if config.accumulation == "one":
+            out = add_products(out * alpha, p, values, accumulator)
+        else:
+            out = out * alpha + add_products(torch.zeros_like(out), p, values, accumulator)
+        if config.row_sum == "ones":
+            # `overlap` does not zero the column between its last tile and the first masked one
+            carried = counted if config.schedule == "overlap" else torch.zeros_like(counted)
+            carried = torch.where(unmasked_tiles == index, carried, 0)
+            counted = add_products(carried, p, torch.ones_like(values[..., :1]), accumulator)
+            total = total * alpha + (counted - carried)
+        else:
+            total = total * alpha + weights.sum(-1, keepdim=True)
+        peak = grown
+    sees_key = operands.last_key >= 0
+    return TileSums(out, torch.where(sees_key, total, 0), torch.where(sees_key, peak, -math.inf), 2.0**top)
+
+
+def _unmasked_tiles(operands: Operands, config: WgmmaConfig) -> torch.Tensor:
+    """The first tiles, whole and seen by every row of a row's block: how many, [rows, 1]."""
+    seen = torch.full_like(operands.row, operands.kv_len)
+    if operands.is_causal:
+        above = operands.row % config.block_q  # rows of the block
+        seen = (operands.last_key + 1 - above).clamp(0, operands.kv_len)
+    return seen // config.block_k
+
+
+def _steps_fit(operands: Operands) -> torch.Tensor:
+    """Whether the packed exponent holds for all rows that vote with a row, [batch, heads_kv, rows, 1]."""
+    # a key's scale is at most the head's peak over 127
+    largest = operands.q_scale * (STEP_UNITS / INT8_MAX * operands.k_peak)
+    fits = (largest >= MIN_STEP) & (largest <= _MAX_STEP)
+    groups = -(-operands.q_len // _VOTING_ROWS)
+    votes = fits.new_ones(*fits.shape[:2], fits.shape[2] // operands.q_len, groups * _VOTING_ROWS)
+    votes[..., : operands.q_len] = fits.view(*votes.shape[:3], operands.q_len)
+    agreed = votes.view(*votes.shape[:3], groups, _VOTING_ROWS).all(-1)
+    return agreed.repeat_interleave(_VOTING_ROWS, -1)[..., : operands.q_len].reshape(fits.shape)
+
+
+def _make_tile(operands: Operands, keys: slice) -> _Tile:
+    k_scale = operands.k_scale[:, :, keys].transpose(-1, -2)
+    # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
+    integers = operands.q8 @ operands.k8[:, :, keys].transpose(-1, -2)
+    hidden = torch.arange(keys.start, keys.stop, device=integers.device) > operands.last_key
+    return _Tile(keys, integers, k_scale, operands.q_scale * k_scale, hidden)
+
+
+def _exact_softmax(tile: _Tile, peak: torch.Tensor, top: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The row maxima after a tile, P before it is rounded, and P."""
+    largest = (tile.integers.masked_fill(tile.hidden, _MASKED_SCORE) * tile.factor).amax(-1, keepdim=True)
+    grown = torch.maximum(peak, largest)
+    offset = (grown - top).double()
+    # one FMA, rounded once
+    weights = (tile.integers.double() * tile.factor - offset).float().exp2().masked_fill_(tile.hidden, 0)
+    return grown, weights, round_e4m3(weights)
+
+
+def _packed_softmax(tile: _Tile, q_scale: torch.Tensor, peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row maxima after an unmasked tile, and P: E4M3 bits by fp16 arithmetic on the scores' upper 16 bits.
+
+    A step is what 256 units of a score are in E4M3 bits, eighths of a power of two. All is done by each thread of a
+    quad for its own columns, and only the maximum is shared.
+    """
+    step = STEP_UNITS * q_scale * tile.k_scale
+    scores = (tile.integers / 256).floor()
+    columns = torch.arange(scores.shape[-1], device=scores.device) % 8 // 2
+    largest = torch.empty_like(scores)
+    for thread in range(4):
+        own = columns == thread
+        largest[..., own] = scores[..., own].amax(-1, keepdim=True)
+    grown = torch.maximum(peak, ((largest + 1) * step * 0.125).amax(-1, keepdim=True))
+
+    step16 = step.half().float()
+    base = (1024 - 1024 * step16).half().float()
+    byte = 8 * (_PACKED_TOP + 7 - grown) - _MEAN_SAG + 0.5 * step16  # at score 0
+    exact = (1024 * step16 + base - 1024 - byte) * (1 / step16)
+    zero = exact.clamp_min(-32768).round()  # the score at which P is 0
+    zero = torch.maximum(torch.minimum(zero, largest + 1), largest - _SPAN)
+    above = (scores - zero).clamp_min(0)
+    bits = ((1024 + above) * step16 + base).half().view(torch.int16)  # the sum is exact in FP32
+    return grown, (bits & 0xFF).to(torch.uint8).view(torch.float8_e4m3fn).float()
