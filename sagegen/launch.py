@@ -74,7 +74,8 @@ class PreparedCall:
 
     def _arguments(self, launch: Launch) -> tuple[Any, ...]:
         function = self.program.functions[launch.role]
-        return (function, launch.grid, 1, 1, launch.threads, 1, 1, launch.smem_bytes)
+        grid = min(launch.grid, self.program.sms) if launch.is_persistent else launch.grid
+        return (function, grid, 1, 1, launch.threads, 1, 1, launch.smem_bytes)
 
     def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Launch all kernels in order on `stream`. Arguments are device addresses; `lse` 0 when it is not wanted.
@@ -111,6 +112,7 @@ class Program:
         device: torch's device index.
         functions: CUDA function handle per role.
         registers: registers per thread of each kernel, as loaded.
+        sms: streaming multiprocessors of the device.
         launch_kernel: the driver's launch call.
     """
 
@@ -122,6 +124,7 @@ class Program:
     registers: dict[Role, int]
     launch_kernel: Any
     module: Any
+    sms: int
 
     def prepare(self, plan: Plan) -> PreparedCall:
         return PreparedCall(self, plan)
@@ -167,4 +170,5 @@ def load_program(cubin: bytes, source_name: str, problem: Problem, config: Confi
             ),
             f"reserving {smem_bytes} bytes of shared memory for {source_name}",
         )
-    return Program(source_name, problem, config, device, functions, registers, driver.cuLaunchKernel, module)
+    sms = torch.cuda.get_device_properties(device).multi_processor_count
+    return Program(source_name, problem, config, device, functions, registers, driver.cuLaunchKernel, module, sms)

@@ -64,7 +64,7 @@ class Layout:
 def make_layout(config: Config, problem: Problem) -> Layout:
     """The layout of `config` for `problem`'s head dim."""
     k_spans = 1 if config.granularity == "block" else max(1, config.block_k // config.k_span)
-    key_bits = config.block_k // 8
+    key_bits = 0 if config.family == "wgmma" else config.block_k // 8
     k_tile = config.block_k * problem.head_dim
     k_record = round_up(k_tile + k_spans * K_GROUPS * 4 + key_bits, 16)
     v_tile = config.block_k * problem.head_dim * (1 if config.quantizes_v else _IO_BYTES)
@@ -72,7 +72,9 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     align = WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN
     ones = 8 * config.block_k if config.row_sum == "ones" else 0
     stage = round_up(k_record, align) + round_up(max(v_tile, v_record) + ones, align)
-    barriers = BARRIER_BYTES if config.family == "wgmma" else 0
+    barriers = 0
+    if config.family == "wgmma":  # and Q's scales, and what belongs to the KV heads of two works
+        barriers = BARRIER_BYTES + 4 * config.block_q + 2 * 4 * config.head_rows * problem.head_dim
     q_tile = config.block_q * problem.head_dim
     return Layout(
         q_tile_bytes=q_tile,

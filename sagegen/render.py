@@ -121,6 +121,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
             "bulk_copy",
             "packed",
             "atomic",
+            "grid",
             "register_budget",
             "wgmma",
         ]

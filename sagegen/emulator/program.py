@@ -23,6 +23,8 @@ from sagegen.problem import Problem
 from sagegen.render import Source, render
 from sagegen.space import Config
 
+#: Blocks of a persistent launch: few, so that each takes several works.
+_PERSISTENT_BLOCKS = 3
 #: Lines of text around the one at fault that a remedy shows.
 _CONTEXT = 5
 
@@ -108,7 +110,7 @@ class EmulatedProgram:
         return KernelRun(
             name=launch.role,
             function=self._functions[launch.role],
-            grid=launch.grid,
+            grid=min(launch.grid, _PERSISTENT_BLOCKS) if launch.is_persistent else launch.grid,
             threads=launch.threads,
             smem_bytes=launch.smem_bytes,
             params=params,

@@ -126,4 +126,6 @@ void set_registers(int registers, bool is_raise, int line) {
 
 void wait_for_predecessor() { engine().current().clock[static_cast<size_t>(engine().predecessor())] = 1; }
 
+int grid_size() { return static_cast<int>(engine().launch().grid); }
+
 }  // namespace emulator

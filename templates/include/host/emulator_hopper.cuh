@@ -42,6 +42,7 @@ void wgmma_e4m3(float* d, int columns, const uint32_t (&a)[4], uint64_t b, bool 
 void wgmma_commit(int line);
 void wgmma_wait(int pending, int line);
 
+int grid_size();
 void set_registers(int registers, bool is_raise, int line);
 void wait_for_predecessor();
 
