@@ -8,7 +8,7 @@ from typing import Any
 from sagegen.errors import ConfigError
 from sagegen.mma_rules import MMA_RULES, default_mma_config
 from sagegen.rule import DEFAULT_TOOLKIT, Broken, Rule, Target, Version
-from sagegen.space import Config, Space
+from sagegen.space import FAMILIES, Config, Space
 from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Rule",
     "Target",
     "Version",
+    "all_valid_configs",
     "broken_rules",
     "check_config",
     "default_config",
@@ -47,6 +48,11 @@ def check_config(config: Config, target: Target) -> None:
 def valid_configs(space: Space, target: Target) -> list[Config]:
     """Every valid config of `space` on `target`, in the space's order."""
     return [config for config in space if not broken_rules(config, target)]
+
+
+def all_valid_configs(target: Target) -> list[Config]:
+    """Every valid config on `target`, of one family after another."""
+    return [config for space in FAMILIES.values() for config in valid_configs(space, target)]
 
 
 def default_config(target: Target) -> Config:

@@ -8,8 +8,8 @@ from sagegen.env import Env
 from sagegen.gpu import Gpu
 from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
 from sagegen.registry import load_registry
-from sagegen.rules import Target, broken_rules, check_config, valid_configs
-from sagegen.space import FAMILIES, Config, parse_config
+from sagegen.rules import Target, all_valid_configs, broken_rules, check_config
+from sagegen.space import Config, parse_config
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.search import rank_configs
@@ -55,5 +55,5 @@ def _registry_incumbents(targets: dict[Problem, Target], env: Env) -> Incumbents
 
 
 def _worst_config(target: Target) -> Config:
-    configs = [config for space in FAMILIES.values() for config in valid_configs(space, target)]
+    configs = all_valid_configs(target)
     return rank_configs(configs, target, [tuned_shape(length) for length in TUNED_LENGTHS])[-1]

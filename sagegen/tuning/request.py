@@ -9,8 +9,8 @@ from pathlib import Path
 from sagegen.entry import Entry
 from sagegen.gpu import DetectedGpu, Gpu
 from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
-from sagegen.rules import Target, default_config, valid_configs
-from sagegen.space import FAMILIES, Config
+from sagegen.rules import Target, all_valid_configs, default_config
+from sagegen.space import Config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.examine import Runner, tuned_shape
@@ -85,7 +85,7 @@ def make_searchers(request: Request, toolkit: Toolkit) -> dict[Problem, Searcher
     searchers = {}
     for problem in request.problems:
         target = make_target(request, problem, toolkit)
-        configs = [config for space in FAMILIES.values() for config in valid_configs(space, target)]
+        configs = all_valid_configs(target)
         incumbents = [config for (other, _), config in request.incumbents.items() if other == problem]
         first = [default_config(target), *incumbents, *promising_configs(configs, target, shapes, _STARTS)]
         searchers[problem] = Searcher(target, configs, first=first, sampler=request.sampler, seed=request.seed)

@@ -71,14 +71,19 @@ def toolkit():
 def pick_configs(problem, target, count):
     """The default config, then valid ones that add the most values of parameters not seen yet; always the same ones."""
     picked = [default_config(target)]
-    rest = [config for space in FAMILIES.values() for config in valid_configs(space, target)]
-    rest = random.Random(problem.name).sample(rest, min(300, len(rest)))
+    rng = random.Random(problem.name)
+    valid = [valid_configs(space, target) for space in FAMILIES.values()]
+    rest = [config for own in valid for config in rng.sample(own, min(300, len(own)))]
     seen = set()
     while len(picked) <= count:
-        seen |= {(p.name, getattr(picked[-1], p.name)) for p in picked[-1].params}
-        fresh = [(len({(p.name, getattr(c, p.name)) for p in c.params} - seen), -i) for i, c in enumerate(rest)]
+        seen |= values(picked[-1])
+        fresh = [(len(values(config) - seen), -i) for i, config in enumerate(rest)]
         picked.append(rest[-max(fresh)[1]])
     return picked
+
+
+def values(config):
+    return {(config.family, p.name, getattr(config, p.name)) for p in config.params}
 
 
 @pytest.fixture(scope="session")
