@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import shutil
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from sagegen.build import Built, build_batch, find_toolkit
-from sagegen.env import read_env
+from sagegen.build import Built
 from sagegen.gpu import GPUS, find_gpu
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
-from sagegen.render import render
+from sagegen.render import Source, render
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import parse_config
-from sagegen.store import Store
 
 pytestmark = pytest.mark.compile
+
+Build = Callable[[str, Sequence[Source]], list[Built]]
+Sass = Callable[[Built, str], str]
 
 #: One GPU per architecture.
 ONE_PER_ARCH = {GPUS[name].arch: name for name in ("a100", "rtx3090", "l20", "h200", "rtx5090")}
@@ -35,42 +32,8 @@ DIVERSE = (
 )
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
-
-
-@functools.cache
-def tool(name: str) -> str:
-    """The cuobjdump or nvdisasm of the `test` extra, else one on PATH."""
-    wheel = Path(sys.prefix, "lib", f"python3.{sys.version_info.minor}", "site-packages", "nvidia", "cu13", "bin", name)
-    found = str(wheel) if wheel.exists() else shutil.which(name)
-    assert found, f"{name} comes with: pip install 'sagegen[test]'"
-    return found
-
-
-def sass(built: Built, role: str) -> str:
-    """Disassembly of one kernel."""
-    listing = subprocess.run(
-        [tool("cuobjdump"), "-sass", str(built.cubin)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"NVDISASM_PATH": str(Path(tool("nvdisasm")).parent), "PATH": str(Path(tool("nvdisasm")).parent)},
-    ).stdout
-    functions = dict(re.findall(r"Function : (\w+)\n(.*?)(?=\n\s*Function :|\Z)", listing, re.S))
-    return functions[f"{role}_{built.name}"]
-
-
-def build(store: Store, arch: str, sources: list) -> list[Built]:  # type: ignore[type-arg]
-    results = build_batch(sources, arch, store, find_toolkit(read_env()))
-    for result in results.values():
-        assert isinstance(result, Built), result
-    return list(results.values())  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("arch", ONE_PER_ARCH)
-def test_own_and_l20_default_configs_compile_without_spills(store: Store, arch: str) -> None:
+def test_own_and_l20_default_configs_compile_without_spills(build: Build, arch: str) -> None:
     gpu = find_gpu(ONE_PER_ARCH[arch])
     sources = {}
     for problem in PROBLEMS:
@@ -79,7 +42,7 @@ def test_own_and_l20_default_configs_compile_without_spills(store: Store, arch: 
             if not broken_rules(config, Target(gpu, problem)):
                 sources[render(problem, config).name] = render(problem, config)
     assert len(sources) == (16 if arch == "sm_90" else 8)  # its own takes 16-bit P V, FP8 is emulated there
-    for built in build(store, arch, list(sources.values())):
+    for built in build(arch, list(sources.values())):
         for role, used in built.resources.items():
             assert used.spill_store_bytes == used.spill_load_bytes == 0, (built.name, role)
 
@@ -96,40 +59,38 @@ def test_own_and_l20_default_configs_compile_without_spills(store: Store, arch: 
     ],
 )
 def test_sass_has_the_matrix_instructions_the_config_names(
-    store: Store, arch: str, pv: str, qk_instruction: str, pv_instruction: str
+    build: Build, sass: Sass, arch: str, pv: str, qk_instruction: str, pv_instruction: str
 ) -> None:
     problem = Problem(128, "fp16" if pv == "f16f32" else "bf16", is_causal=False)
     config = replace(default_config(Target(find_gpu("l20"), problem)), pv=pv, accum_depth=64 if pv == "e4m3f32" else 0)
-    text = sass(build(store, arch, [render(problem, config)])[0], "attention")
+    text = sass(build(arch, [render(problem, config)])[0], "attention")
     # per warp and tile: 8 key tiles x 4 channel steps of Q K^T; P V is 16 channel tiles x 2 or 4 token steps
     assert len(re.findall(qk_instruction, text)) == 8 * 4
     assert len(re.findall(pv_instruction, text)) == 16 * (2 if pv == "e4m3f32" and arch != "sm_90" else 4)
 
 
 @pytest.mark.parametrize("conversion", ["i2f", "magic"])
-def test_the_magic_bias_replaces_the_conversion_instruction(store: Store, conversion: str) -> None:
+def test_the_magic_bias_replaces_the_conversion_instruction(build: Build, sass: Sass, conversion: str) -> None:
     problem = Problem(64, "bf16", is_causal=False)
     config = replace(default_config(Target(find_gpu("l20"), problem)), conversion=conversion)
-    text = sass(build(store, "sm_89", [render(problem, config)])[0], "attention")
+    text = sass(build("sm_89", [render(problem, config)])[0], "attention")
     scores = 8 * 4  # per thread and tile; the plain I2F of integer divisions are others
     assert len(re.findall(r"I2FP\.F32\.S32", text)) == (scores if conversion == "i2f" else 0)
 
 
-def test_global_loads_of_the_quantizers_are_vectors(store: Store) -> None:
+def test_global_loads_of_the_quantizers_are_vectors(build: Build, sass: Sass) -> None:
     problem = Problem(128, "bf16", is_causal=False)
-    text = sass(
-        build(store, "sm_89", [render(problem, default_config(Target(find_gpu("l20"), problem)))])[0], "quantize"
-    )
+    text = sass(build("sm_89", [render(problem, default_config(Target(find_gpu("l20"), problem)))])[0], "quantize")
     loads = re.findall(r"LDG\.E\S*", text)
     assert sum(".128" in load for load in loads) >= 4
     assert sum(".64" in load for load in loads) >= 16
 
 
 @pytest.mark.parametrize("name", DIVERSE)
-def test_diverse_configs_compile_wherever_their_rules_allow(store: Store, name: str) -> None:
+def test_diverse_configs_compile_wherever_their_rules_allow(build: Build, name: str) -> None:
     config = parse_config(name)
     problem = Problem(64, "bf16", is_causal=True)
     allowed = [gpu for gpu in ONE_PER_ARCH.values() if not broken_rules(config, Target(find_gpu(gpu), problem))]
     assert allowed
     for gpu in allowed:
-        build(store, find_gpu(gpu).arch, [render(problem, config)])
+        build(find_gpu(gpu).arch, [render(problem, config)])

@@ -14,6 +14,7 @@ from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
 from sagegen.gpu import find_gpu
 from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Problem
+from sagegen.reference import fp8_accumulator
 from sagegen.rules import Target, broken_rules
 from sagegen.space import FAMILIES, config_values, make_config
 
@@ -42,7 +43,7 @@ class Variant:
     @property
     def accumulator(self):
         """Of FP8 products, as the reference calls it."""
-        return "fp22" if self.gpu.compute_capability in (89, 120) else "fp32"
+        return fp8_accumulator(self.config, self.gpu.compute_capability)
 
     @property
     def traits(self):

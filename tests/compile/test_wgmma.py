@@ -1,0 +1,72 @@
+"""What nvcc makes of the wgmma family: its instructions, no spills, no serialized products."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from sagegen.build import FLAGS, Built
+from sagegen.env import read_env
+from sagegen.gpu import find_gpu
+from sagegen.problem import HEAD_DIMS, Problem
+from sagegen.render import Source, render
+from sagegen.rules import Target, check_config, default_config
+from sagegen.space import parse_config
+from sagegen.toolkit import find_toolkit
+
+pytestmark = pytest.mark.compile
+
+Build = Callable[[str, Sequence[Source]], list[Built]]
+Sass = Callable[[Built, str], str]
+
+H200 = find_gpu("h200")
+#: The default, and what was fastest on an H200 with each exponent, schedule and accumulation.
+CONFIGS = (
+    "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu",
+    "c3_bk128_st3_scplain_acone_ks128_rsskip_suones_expacked",
+    "c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_expacked",
+    "c2_bk128_st3_scplain_actwo_ks64_rsskip_suones_exmufu",
+    "c2_bk128_st3_scplain_actwo_ks64_rsskip_sufadd_exmufu",
+)
+SOURCES = [
+    render(Problem(head_dim, "bf16", is_causal), parse_config(f"wgmma_{name}"))
+    for name in CONFIGS
+    for head_dim, is_causal in ((128, False), (64, True))
+]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
+def test_products_are_wgmma_in_batches_and_nothing_spills(build: Build, sass: Sass, source: Source) -> None:
+    check_config(source.config, Target(H200, source.problem))
+    (built,) = build(H200.arch, [source])
+    assert built.arch == "sm_90a"
+    used = built.resources["attention"]
+    assert used.spill_store_bytes == used.spill_load_bytes == 0
+    text = sass(built, "attention")
+    batches = 0.0
+    for instruction, steps in (("IGMMA", source.problem.head_dim // 32), ("QGMMA", source.config.block_k // 32)):
+        count = len(re.findall(rf"\b{instruction}\.", text))
+        assert count > 0
+        assert count % steps == 0
+        batches += count / steps
+    # where ptxas serializes products there is one of each around every instruction
+    assert 0 < text.count("WARPGROUP.ARRIVE") <= batches
+    assert 0 < text.count("WARPGROUP.DEPBAR") <= batches
+
+
+@pytest.mark.parametrize("source", SOURCES[::2], ids=lambda source: source.name)
+def test_ptxas_serializes_no_product(tmp_path: Path, source: Source) -> None:
+    (tmp_path / "kernel.cu").write_text(source.text)
+    nvcc = find_toolkit(read_env()).nvcc
+    target = f"-arch={source.target(H200.arch)}"
+    done = subprocess.run([nvcc, target, *FLAGS, "kernel.cu"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "C75" not in done.stderr
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_the_default_of_hopper_is_of_this_family(head_dim: int) -> None:
+    assert default_config(Target(H200, Problem(head_dim, "bf16", False))).family == "wgmma"
