@@ -24,7 +24,7 @@ from sagegen.render import Source, render
 from sagegen.space import Config
 
 #: Blocks of a persistent launch: few, so that each takes several works.
-_PERSISTENT_BLOCKS = 3
+_PERSISTENT_BLOCKS = 2
 #: Lines of text around the one at fault that a remedy shows.
 _CONTEXT = 5
 

@@ -17,11 +17,13 @@ from sagegen.space import parse_config
 
 pytestmark = pytest.mark.emulator
 
-ADA = 89
+ADA, HOPPER = 89, 90
 E4M3 = "mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1"
 #: Two promotions a tile and three stages.
 DEEP = "mma_bq128_bk64_w8_st3_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1"
 BF16 = "mma_bq128_bk64_w8_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
+WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
+PACKED = "wgmma_c2_bk128_st3_scoverlap_acone_ks128_rsskip_suones_expacked"
 CAUSAL = Problem(64, "bf16", True)
 FULL = Problem(64, "bf16", False)
 #: The loop's barrier, by the comment that stands beside it only there.
@@ -221,13 +223,118 @@ BUGS = [
         "out_row",
     ),
     Bug("lse_without_its_bias", (("log2_sum * LN_2 + bias", "log2_sum * LN_2"),), "wrong_result", "p.lse["),
+    # the wgmma family: bulk copies, mbarriers, operands in shared memory
+    Bug(
+        "k_not_waited_for",
+        (
+            (
+                "            wait_for_k(stage);\n            device::wgmma_fence(s);",
+                "            device::wgmma_fence(s);",
+            ),
+        ),
+        "in_flight",
+        "device::wgmma_s8(s",
+        WGMMA,
+    ),
+    Bug(
+        "q_not_waited_for",
+        (("        device::mbarrier_wait(&barriers.q_full, q_parity);\n", ""),),
+        "in_flight",
+        "q_scales[0]",
+        WGMMA,
+    ),
+    Bug(
+        "stage_filled_without_asking",
+        (("    device::mbarrier_wait(&barriers.k_free[stage.index], stage.parity ^ 1);\n", ""),),
+        "bad_barrier",
+        "mbarrier_arrive_expect_tx(k_full",
+        WGMMA,
+    ),
+    Bug(
+        "wrong_parity",
+        (("k_free[stage.index], stage.parity ^ 1", "k_free[stage.index], stage.parity"),),
+        "deadlock",
+        "device::mbarrier_wait",
+        WGMMA,
+    ),
+    Bug(
+        "stage_released_too_early",
+        (
+            (
+                "            device::wgmma_wait<0>(s);\n            release(&barriers.k_free[stage.index]);",
+                "            release(&barriers.k_free[stage.index]);\n            device::wgmma_wait<0>(s);",
+            ),
+        ),
+        "race",
+        "device::bulk_load(k_stage",
+        WGMMA,
+    ),
+    Bug(
+        "bytes_miscounted",
+        (
+            (
+                "mbarrier_arrive_expect_tx(k_full, K_RECORD_BYTES)",
+                "mbarrier_arrive_expect_tx(k_full, K_RECORD_BYTES + 16)",
+            ),
+        ),
+        "deadlock",
+        "device::mbarrier_wait",
+        WGMMA,
+    ),
+    Bug(
+        "ones_without_proxy_fence",
+        (("    device::fence_proxy_async();\n", ""),),
+        "proxy",
+        "device::wgmma_e4m3",
+        WGMMA,
+    ),
+    Bug(
+        "accumulators_without_fence",
+        (("            device::wgmma_fence(o, p_operand);\n", ""),),
+        "fence",
+        "device::wgmma_e4m3",
+        WGMMA,
+    ),
+    Bug(
+        "scores_read_before_the_wait",
+        (("            device::wgmma_wait<1>(s);\n", ""),),
+        "in_flight",
+        "",
+        PACKED,
+    ),
+    Bug(
+        "wrong_swizzle_of_v",
+        (
+            (
+                "swizzled<V_PANEL>(channel, chunk % (V_PANEL / 16))",
+                "swizzled<V_PANEL>(channel ^ 1, chunk % (V_PANEL / 16))",
+            ),
+        ),
+        "wrong_result",
+        "out_row",
+        WGMMA,
+    ),
+    Bug(
+        "v_mean_not_added_back",
+        (("scale_0, v_scales[HEAD_DIM + 8 * n])", "scale_0, 0.0f)"),),
+        "wrong_result",
+        "out_row",
+        WGMMA,
+    ),
+    Bug(
+        "too_many_registers",
+        (("CONSUMER_REGISTERS = 160", "CONSUMER_REGISTERS = 168"),),
+        "deadlock",
+        "mbarrier_wait",
+        WGMMA,
+    ),
 ]
 
 
-def draw(problem: Problem) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Two heads whose lengths end within tiles: several tiles each way, K with an offset."""
+def draw(problem: Problem, heads: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Heads whose lengths end within tiles: several tiles each way, K with an offset."""
     generator = torch.Generator().manual_seed(1)
-    q = torch.randn(1, 2, 200, problem.head_dim, generator=generator)
+    q = torch.randn(1, heads, 200, problem.head_dim, generator=generator)
     k = torch.randn(1, 2, 333, problem.head_dim, generator=generator) + 1
     v = torch.randn(1, 2, 333, problem.head_dim, generator=generator)
     return q.bfloat16(), k.bfloat16(), v.bfloat16()
@@ -240,8 +347,10 @@ def run(problem: Problem, config: str, edits: tuple[tuple[str, str], ...] = ()) 
     for old, new in edits:
         assert old in text, f"the template no longer has {old!r}"
         text = text.replace(old, new)
-    program = load_source(replace(source, text=text), ADA, read_env())
-    check_agreement(program, *draw(problem))
+    architecture = HOPPER if config.startswith("wgmma") else ADA
+    program = load_source(replace(source, text=text), architecture, read_env())
+    # persistent blocks take several works each: enough to use every slot twice
+    check_agreement(program, *draw(problem, heads=6 if source.config.is_persistent else 2))
     return source.text, text
 
 
