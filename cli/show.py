@@ -145,7 +145,7 @@ def _text(value: float | None, form: str) -> str:
 
 def _origin(row: _Row) -> str:
     """Answer, provenance, layer and flags, e.g. `measured, shipped, stale`."""
-    words = [row.entry.provenance.kind, row.layer]
+    words = [row.entry.provenance.kind, row.layer, *([row.entry.tier] if row.entry.tier else [])]
     if row.entry.answer == "sdpa":
         words.insert(0, "answers sdpa")
     return ", ".join(words + (["stale"] if row.stale else []))

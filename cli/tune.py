@@ -102,7 +102,7 @@ def command(
     from sagegen.gpu import find_gpu
     from sagegen.registry import Saved, save_entries
     from sagegen.toolkit import find_toolkit
-    from sagegen.tuning.incumbents import find_incumbents
+    from sagegen.tuning.incumbents import find_fine_incumbents, find_incumbents
     from sagegen.tuning.request import Request
 
     gpu = find_gpu(gpu_name)
@@ -127,6 +127,7 @@ def command(
         sampler=next(name for name in SAMPLERS if name == sampler),
         seed=seed,
         incumbents=find_incumbents(gpu, problems, incumbent, toolkit, env),
+        fine_incumbents={} if incumbent else find_fine_incumbents(gpu, problems, toolkit, env),
         plants=tuple(name for name in PLANTS if name in plants),
     )
     with Watcher() as watch, _terminable():

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
 from sagegen.problem import Bucket
+
+#: Callers that an entry is for where a bucket has two: those that ask for more accuracy, and those that want speed.
+Tier = Literal["fine", "coarse"]
+#: Cosines against FP64 by input kind, at four decimals as everywhere, that make a config fine.
+FINE_COSINES: Mapping[str, float] = {"normal": 0.9993, "channel_offsets": 0.9989}
+#: Of an entry whose accuracy is not known.
+ASSUMED_COSINE = 0.999
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -89,6 +97,7 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
         answer: `kernel`, or `sdpa` where torch is faster with quantization counted in.
         config: a config's name; with `kernel` and `cubin_sha256` needed for answer `kernel`.
         kernel: name of the rendered source, and so of its kernels.
+        tier: `coarse` where another entry of the bucket, `fine`, is slower and more accurate; absent: the only one.
         min_cosine: cosine against FP64 on normal inputs; absent when it is not known.
         accuracy: figures by input kind.
     """
@@ -100,6 +109,7 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     config: str | None = None
     kernel: str | None = None
     cubin_sha256: Sha256 | None = None
+    tier: Tier | None = None
     min_cosine: float | None = None
     figures: Timing = Timing()
     accuracy: dict[str, Accuracy] = {}
@@ -113,8 +123,24 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     def measured(self) -> bool:
         return self.provenance.kind == "measured"
 
+    def serves(self, min_cosine: float) -> bool:
+        """Whether it is accurate enough for a caller; torch is for all."""
+        return self.answer == "sdpa" or self.reached_cosine >= min_cosine
+
+    @property
+    def reached_cosine(self) -> float:
+        """What a caller's `min_cosine` may be for the kernel to answer."""
+        return ASSUMED_COSINE if self.min_cosine is None else self.min_cosine
+
     def overlaps(self, other: Entry) -> bool:
-        """Whether both claim some length of the same problem."""
-        return self.problem == other.problem and (
-            self.lengths.holds(other.bucket.kv_min) or other.lengths.holds(self.bucket.kv_min)
+        """Whether both claim some length of the same problem for the same callers."""
+        return (
+            self.problem == other.problem
+            and (self.lengths.holds(other.bucket.kv_min) or other.lengths.holds(self.bucket.kv_min))
+            and (self.tier is None or other.tier is None or self.tier == other.tier)
         )
+
+
+def is_fine(figures: Mapping[str, Mapping[str, float]]) -> bool:
+    """Whether accuracy figures by input kind reach FINE_COSINES; kinds that were not run count as reached."""
+    return all(round(figures[kind]["cosine"], 4) >= cosine for kind, cosine in FINE_COSINES.items() if kind in figures)

@@ -60,11 +60,11 @@ class Registry:
     gpu: str
     layers: tuple[Layer, ...]
 
-    def find(self, problem: Problem, kv_len: int) -> tuple[Entry, Layer] | None:
-        """What answers `kv_len` keys: measured before predicted, then by layer."""
-        return self._best(lambda entry: entry.problem == problem.name and entry.lengths.holds(kv_len))
+    def find(self, problem: Problem, kv_len: int, min_cosine: float = 0.0) -> tuple[Entry, Layer] | None:
+        """What answers `kv_len` keys: accurate enough before not, measured before predicted, by layer, coarse first."""
+        return self._best(lambda entry: entry.problem == problem.name and entry.lengths.holds(kv_len), min_cosine)
 
-    def find_longer(self, problem: Problem, kv_len: int) -> tuple[Entry, Layer] | None:
+    def find_longer(self, problem: Problem, kv_len: int, min_cosine: float = 0.0) -> tuple[Entry, Layer] | None:
         """Where no bucket holds `kv_len`, the entry of the next longer one.
 
         Never a shorter one: a variant for short lengths may be many times slower, or less accurate, on long ones.
@@ -78,11 +78,17 @@ class Registry:
         if not longer:
             return None
         nearest = min(longer)
-        return self._best(lambda entry: entry.problem == problem.name and entry.bucket.kv_min == nearest)
+        return self._best(lambda entry: entry.problem == problem.name and entry.bucket.kv_min == nearest, min_cosine)
 
-    def _best(self, fits: Callable[[Entry], bool]) -> tuple[Entry, Layer] | None:
-        found = [(entry, layer) for layer in self.layers for entry in layer.entries if fits(entry)]
-        return min(found, key=lambda pair: not pair[0].measured, default=None)  # min keeps the first of equals
+    def _best(self, fits: Callable[[Entry], bool], min_cosine: float) -> tuple[Entry, Layer] | None:
+        found = [
+            (not entry.serves(min_cosine), not entry.measured, rank, entry.tier == "fine", entry, layer)
+            for rank, layer in enumerate(self.layers)
+            for entry in layer.entries
+            if fits(entry)
+        ]
+        best = min(found, key=lambda row: row[:4], default=None)  # min keeps the first of equals
+        return None if best is None else best[4:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,7 @@ def lookup(
     env: Env | None = None,
     *,
     arch: str | None = None,
+    min_cosine: float = 0.0,
     on_error: Callable[[RegistryError], None] | None = None,
 ) -> Found | None:
     """The entry for `kv_len` keys: of the GPU itself, of its declared siblings, then of any GPU of its architecture.
@@ -153,6 +160,7 @@ def lookup(
         gpu: the GPU at hand, None for a product that has no row in the GPU table.
         env: the environment's settings; None reads them.
         arch: its architecture (`sm_89`), needed when `gpu` is None.
+        min_cosine: of a bucket's two entries the fast one answers if it reaches that.
         on_error: gets the error of a malformed file, which is then left out; by default the error is raised.
 
     Returns:
@@ -164,7 +172,7 @@ def lookup(
         for name in names:
             registry = _load(name, env, on_error or _raise)
             find = registry.find_longer if out_of_range else registry.find
-            if hit := find(problem, kv_len):
+            if hit := find(problem, kv_len, min_cosine):
                 entry, layer = hit
                 return Found(entry, name, gpu is None or name != gpu.name, out_of_range, layer)
     return None

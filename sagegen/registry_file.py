@@ -84,7 +84,7 @@ def parse_entries(text: str, where: str, gpu: str) -> list[Entry]:
 
 def dump_entries(gpu: str, entries: Iterable[Entry]) -> str:
     """The file's text: the same entries in any order give the same bytes."""
-    ordered = sorted(entries, key=lambda e: (e.problem, e.bucket.kv_min))
+    ordered = sorted(entries, key=lambda e: (e.problem, e.bucket.kv_min, e.tier or ""))
     content = {"schema": SCHEMA, "gpu": gpu, "entries": [_plain(e) for e in ordered]}
     text: str = yaml.safe_dump(content, sort_keys=False, explicit_end=True, width=1 << 20, allow_unicode=True)
     return text

@@ -12,7 +12,7 @@ from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
 from sagegen.rules import Target, default_config
-from sagegen.runtime.arguments import DEFAULT_MIN_COSINE, Checked, Options
+from sagegen.runtime.arguments import Checked, Options
 from sagegen.runtime.explanation import Explanation
 from sagegen.space import parse_config
 
@@ -81,7 +81,15 @@ def choose(
         obstacle = f"kernels run on CUDA tensors, these are on {device.kind}"
     if obstacle is not None or checked.problem is None:
         return Explanation("sdpa", obstacle or "no kernel", is_fallback=True, gpu=device.name)
-    found = lookup(device.gpu, checked.problem, checked.shape.kv_len, env, arch=device.arch, on_error=on_registry_error)
+    found = lookup(
+        device.gpu,
+        checked.problem,
+        checked.shape.kv_len,
+        env,
+        arch=device.arch,
+        min_cosine=options.min_cosine,
+        on_error=on_registry_error,
+    )
     return _choose_kernel(checked.problem, found, options, device, backend == "kernel", _copy_notes(checked))
 
 
@@ -130,9 +138,8 @@ def _choose_kernel(
     if entry.answer == "sdpa" and not (forced and entry.config):
         reason = "torch SDPA is faster at this length, quantization counted in"
         return Explanation("sdpa", reason, forced, device.name, problem, found, None, notes)
-    reached = entry.min_cosine if entry.min_cosine is not None else DEFAULT_MIN_COSINE
-    if reached < options.min_cosine:
-        reason = f"the entry reaches cosine {reached}, below min_cosine={options.min_cosine}"
+    if entry.reached_cosine < options.min_cosine:
+        reason = f"the entry reaches cosine {entry.reached_cosine}, below min_cosine={options.min_cosine}"
         return Explanation("sdpa", reason, True, device.name, problem, found, None, notes)
     config = parse_config(str(entry.config))
     reason = f"tuned entry of {found.gpu_name} for {entry.lengths.name}"

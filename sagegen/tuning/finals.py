@@ -7,7 +7,7 @@ full call, quantizers included, is not slower. The winner then meets the default
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -120,6 +120,15 @@ def decide(bout: Bout) -> Decision:
     ranked = sorted(times, key=lambda config: statistics.median(times[config]))
     held = _holder(bout)
     return decision_for(bout, next((c for c in ranked if held is None or c == held or _beats(bout, c, held)), None))
+
+
+def restrict(bout: Bout, configs: Collection[Config], incumbent: Config) -> Bout:
+    """The same run as if only `configs` had taken part, with `incumbent` to beat."""
+    return replace(
+        bout,
+        match=replace(bout.match, incumbent=incumbent),
+        kernel_us={config: us for config, us in bout.kernel_us.items() if config in configs},
+    )
 
 
 def decision_for(bout: Bout, config: Config | None) -> Decision:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sagegen.entry import FINE_COSINES
 from sagegen.env import Env
 from sagegen.gpu import Gpu
 from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
@@ -42,12 +43,24 @@ def find_incumbents(gpu: Gpu, problems: Sequence[Problem], name: str | None, too
     return {(problem, length): held[problem] for problem in problems for length in TUNED_LENGTHS}
 
 
-def _registry_incumbents(targets: dict[Problem, Target], env: Env) -> Incumbents:
+def find_fine_incumbents(gpu: Gpu, problems: Sequence[Problem], toolkit: Toolkit, env: Env) -> Incumbents:
+    """The registry's fine config, by case that has one.
+
+    Raises:
+        RegistryError: the GPU's registry is malformed.
+    """
+    targets = {problem: Target(gpu, problem, toolkit.version) for problem in problems}
+    return _registry_incumbents(targets, env, fine=True)
+
+
+def _registry_incumbents(targets: dict[Problem, Target], env: Env, *, fine: bool = False) -> Incumbents:
     incumbents = {}
     for problem, target in targets.items():
         registry = load_registry(target.gpu.name, env)
         for length in TUNED_LENGTHS:
-            found = registry.find(problem, length.tokens)
+            found = registry.find(problem, length.tokens, FINE_COSINES["normal"] if fine else 0.0)
+            if fine and found and found[0].tier != "fine":
+                continue
             config = parse_config(found[0].config) if found and found[0].config else None
             if config and not broken_rules(config, target):  # an older release may have allowed more
                 incumbents[problem, length] = config

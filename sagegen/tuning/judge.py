@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from sagegen.build import Built
 from sagegen.cubin import Resources
-from sagegen.entry import Entry
+from sagegen.entry import Entry, Tier
 from sagegen.measuring.telemetry import GpuState, read_state
 from sagegen.plan import ROLES
 from sagegen.problem import Problem, TunedLength
@@ -19,7 +21,7 @@ from sagegen.store import CUBIN_FILE, Store
 from sagegen.tuning.entries import Place, decided_entry, screened_entry
 from sagegen.tuning.events import Decided, FinalsStarted, Listener, Warned
 from sagegen.tuning.examine import Attempt, Examiner, Lanes, make_samples
-from sagegen.tuning.finals import Bout, Decision, Match, confirm, confirmation, decide, run_match
+from sagegen.tuning.finals import Bout, Decision, Match, confirm, confirmation, decide, restrict, run_match
 from sagegen.tuning.journal import Phase, Record
 from sagegen.tuning.ledger import Ledger
 from sagegen.tuning.request import Request
@@ -32,10 +34,12 @@ _FINALS_SHARE = 0.6  # of the time left when finals begin; setting up, peers and
 _FLUSH_US = 300.0  # of L2, before each timed launch
 
 _Case = tuple[Problem, TunedLength]
+#: Whom a bucket's winner is for; None: everyone, since the fastest config is fine or none is.
+_TieredCase = tuple[Problem, TunedLength, Tier | None]
 
 
 class Judge:
-    """Decides every (problem, length) of a request.
+    """Decides every (problem, length) of a request: the fastest config, and the fastest fine one where it is another.
 
     Args:
         defaults: the default config of each problem.
@@ -62,7 +66,7 @@ class Judge:
         self._store = store
         self._place = place
         self._listen = listen
-        self._decisions: dict[_Case, Decision] = {}
+        self._decisions: dict[_TieredCase, Decision] = {}
         self._places: dict[_Case, Place] = {}
         self._built: dict[tuple[Problem, Config], Built] = {}
 
@@ -75,30 +79,58 @@ class Judge:
         matches = self._make_matches(deadline)
         for match, (bout, state) in self._lanes.map(_run_and_look, self._announced(matches)):
             case = (match.problem, match.length)
-            self._decisions[case] = decide(bout)
+            self._decisions.update({(*case, tier): decide(own) for tier, own in self._split(bout)})
             self._places[case] = replace(self._place, state=state)
             self._enter(bout, "final")
         for examiner in self._lanes.examiners:
             examiner.worker.close()  # the next job starts a fresh process
-        again = [m for d in self._decisions.values() if (m := confirmation(d, _CONFIRM_ROUNDS)) is not None]
-        for match, bout in self._lanes.map(run_match, again):
-            case = (match.problem, match.length)
-            self._decisions[case] = confirm(self._decisions[case], bout)
+        again = [(key, m) for key, d in self._decisions.items() if (m := confirmation(d, _CONFIRM_ROUNDS)) is not None]
+        for (key, _), bout in self._lanes.map(lambda examiner, pair: run_match(examiner, pair[1]), again):
+            self._decisions[key] = confirm(self._decisions[key], bout)
             self._enter(bout, "confirm")
-        for case, decision in self._decisions.items():
-            self._report(case, decision)
+        self._join_tiers()
+        for key, decision in self._decisions.items():
+            self._report(key, decision)
 
     def entries(self) -> tuple[tuple[Entry, ...], dict[str, Path]]:
         """Entries of all cases that have a winner, with their cubins; of undecided ones by the screens alone."""
         entries, cubins = [], {}
         for case in self._cases():
-            config = self._decisions[case].config if case in self._decisions else self._best_screened(case)
-            built = self._find_built(case[0], config) if config else None
-            if config is None or built is None:
-                continue
-            entries.append(self._entry(case, config, built))
-            cubins[built.cubin_sha256] = built.cubin
+            for tier, config in self._winners(case).items():
+                built = self._find_built(case[0], config) if config else None
+                if config is None or built is None:
+                    continue
+                entries.append(structs.replace(self._entry((*case, tier), config, built), tier=tier))
+                cubins[built.cubin_sha256] = built.cubin
         return tuple(entries), cubins
+
+    def _split(self, bout: Bout) -> Iterator[tuple[Tier | None, Bout]]:
+        """The bouts that a run decides: of all, and of the fine configs where not all are."""
+        case = (bout.match.problem, bout.match.length)
+        fine = [config for config in bout.kernel_us if self._ledger.is_fine(case[0], config)]
+        if len(fine) in (0, len(bout.kernel_us)):
+            yield None, bout
+            return
+        yield "coarse", bout
+        yield "fine", restrict(bout, fine, self._request.fine_incumbents.get(case, self._incumbent(case)))
+
+    def _join_tiers(self) -> None:
+        """One decision where the fastest config is fine, or no fine one finished."""
+        for case in self._cases():
+            problem, length = case
+            coarse = self._decisions.get((problem, length, "coarse"))
+            fine = self._decisions.get((problem, length, "fine"))
+            if coarse is None:
+                continue
+            if coarse.config and fine and fine.config and not self._ledger.is_fine(problem, coarse.config):
+                continue
+            self._decisions = {key: d for key, d in self._decisions.items() if key[:2] != case}
+            self._decisions[problem, length, None] = coarse
+
+    def _winners(self, case: _Case) -> dict[Tier | None, Config | None]:
+        """By tier: what finals decided, else the best by the screens."""
+        decided = {key[2]: d.config for key, d in self._decisions.items() if key[:2] == case}
+        return decided or self._best_screened(case)
 
     def _cases(self) -> Iterator[_Case]:
         return ((problem, length) for problem in self._request.problems for length in self._request.lengths)
@@ -111,8 +143,9 @@ class Judge:
         entrants: dict[_Case, list[Config]] = {}
         for case in self._cases():
             problem, length = case
-            best = self._ledger.best(problem, length.tokens, _FINALISTS)
-            wanted = dict.fromkeys([*best, self._incumbent(case), self._defaults[problem]])
+            best = [c for f in (False, True) for c in self._ledger.best(problem, length.tokens, _FINALISTS, fine=f)]
+            held = [self._incumbent(case), self._request.fine_incumbents.get(case), self._defaults[problem]]
+            wanted = dict.fromkeys([*best, *(config for config in held if config)])
             entrants[case] = [config for config in wanted if self._ledger.works(problem, config)]
         self._build({(case[0], config) for case, configs in entrants.items() for config in configs})
         rounds = self._rounds(entrants, deadline)
@@ -164,13 +197,13 @@ class Judge:
             variant = self._variant(problem, config)
             self._ledger.enter(variant, phase, Attempt("ok", samples=(samples,)), self._built[problem, config])
 
-    def _report(self, case: _Case, decision: Decision) -> None:
-        problem, length = case
+    def _report(self, key: _TieredCase, decision: Decision) -> None:
+        problem, length, tier = key
         default, sdpa = decision.against_default, decision.against_sdpa
         self._listen(
             Decided(
                 problem.name,
-                length.bucket.name,
+                f"{length.bucket.name} ({tier})" if tier else length.bucket.name,
                 decision.answer,
                 decision.config.name if decision.config else None,
                 default.ratio if default else None,
@@ -178,16 +211,20 @@ class Judge:
             )
         )
 
-    def _best_screened(self, case: _Case) -> Config | None:
+    def _best_screened(self, case: _Case) -> dict[Tier | None, Config | None]:
         """The best by the screens where that is news: an entry of finals says more than one of screens."""
-        best = next(iter(self._ledger.best(case[0], case[1].tokens, 1)), None)
-        return None if best == self._request.incumbents.get(case) else best
-
-    def _entry(self, case: _Case, config: Config, built: Built) -> Entry:
         problem, length = case
+        best, fine = (next(iter(self._ledger.best(problem, length.tokens, 1, fine=f)), None) for f in (False, True))
+        held = (self._request.incumbents.get(case), self._request.fine_incumbents.get(case))
+        if best is None or (best == held[0] and fine in (best, held[1], None)):
+            return {}
+        return {None: best} if fine in (best, None) else {"coarse": best, "fine": fine}
+
+    def _entry(self, key: _TieredCase, config: Config, built: Built) -> Entry:
+        problem, length, _ = key
         variant, record = self._variant(problem, config), self._ledger.records[problem, config]
-        if case in self._decisions:
-            return decided_entry(self._decisions[case], variant, built, record, self._places[case])
+        if key in self._decisions:
+            return decided_entry(self._decisions[key], variant, built, record, self._places[problem, length])
         default = self._ledger.records.get((problem, self._defaults[problem]))
         return screened_entry(variant, built, length, record, default, self._place)
 

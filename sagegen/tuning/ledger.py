@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
 from sagegen.build import Built
+from sagegen.entry import is_fine
 from sagegen.problem import Problem, parse_problem
 from sagegen.space import Config, parse_config
 from sagegen.tuning.examine import Attempt
@@ -137,13 +138,16 @@ class Ledger:
                 self._share(twin, record)
         return record
 
-    def best(self, problem: Problem, tokens: int, count: int) -> list[Config]:
-        """The fastest configs at a length by their screens; of equal ones only the one that was measured."""
+    def best(self, problem: Problem, tokens: int, count: int, *, fine: bool = False) -> list[Config]:
+        """The fastest configs at a length by their screens, all or the fine ones; of equal ones the one measured."""
         searcher = self.searchers.get(problem)
         if searcher is None:  # the run ended before its search began
             return []
-        ranked = searcher.best(tokens, count=len(searcher.objectives))
+        ranked = searcher.best(tokens, count=len(searcher.objectives), fine=fine)
         return [c for c in ranked if not self.records[problem, c].shared_from][:count]
+
+    def is_fine(self, problem: Problem, config: Config) -> bool:
+        return is_fine(self.records[problem, config].figures)
 
     def works(self, problem: Problem, config: Config) -> bool:
         record = self.records.get((problem, config))

@@ -29,6 +29,7 @@ class Request:
         budget_s: wall time of the whole run; None: until `trials` are done or the space is exhausted.
         trials: configs tried per problem, those of earlier runs included; None: as many as the budget allows.
         incumbents: by problem and length, the config to beat; the default config where there is none.
+        fine_incumbents: likewise, for the fine tier where that is another.
         plants: faults to plant, see `plant`.
         lengths: measured at each; a bucket of the registry goes with each.
         build_timeout_s: for each compiler.
@@ -41,9 +42,15 @@ class Request:
     sampler: Sampler = "tpe"
     seed: int = 0
     incumbents: Mapping[tuple[Problem, TunedLength], Config] = field(default_factory=dict)
+    fine_incumbents: Mapping[tuple[Problem, TunedLength], Config] = field(default_factory=dict)
     plants: tuple[Plant, ...] = ()
     lengths: tuple[TunedLength, ...] = TUNED_LENGTHS
     build_timeout_s: float = 60.0
+
+    def incumbents_of(self, problem: Problem) -> list[Config]:
+        """All configs that are to beat, of both tiers."""
+        both = (*self.incumbents.items(), *self.fine_incumbents.items())
+        return list(dict.fromkeys(config for (other, _), config in both if other == problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ def make_searchers(request: Request, toolkit: Toolkit) -> dict[Problem, Searcher
     for problem in request.problems:
         target = make_target(request, problem, toolkit)
         configs = all_valid_configs(target)
-        incumbents = [config for (other, _), config in request.incumbents.items() if other == problem]
+        incumbents = request.incumbents_of(problem)
         first = [default_config(target), *incumbents, *promising_configs(configs, target, shapes, _STARTS)]
         searchers[problem] = Searcher(target, configs, first=first, sampler=request.sampler, seed=request.seed)
     return searchers

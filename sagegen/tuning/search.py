@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
+from sagegen.entry import is_fine
 from sagegen.problem import Problem, Shape
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import Config, neighbours
@@ -117,11 +118,12 @@ class Searcher:
         if self._proposers:
             self._proposers[config.family].finish(config, value)
 
-    def best(self, tokens: int | None = None, count: int = 1) -> list[Config]:
-        """The best measured configs: over all lengths, or by the median kernel time at `tokens`."""
+    def best(self, tokens: int | None = None, count: int = 1, *, fine: bool = False) -> list[Config]:
+        """The best measured configs: of all or of the fine ones, over all lengths or by the time at `tokens`."""
+        wanted = [c for c in self.objectives if not fine or is_fine(self.records[c].figures)]
         if tokens is None:
-            return sorted(self.objectives, key=lambda config: self.objectives[config])[:count]
-        timed = {c: us for c in self.objectives if (us := self.records[c].median_us(tokens)) is not None}
+            return sorted(wanted, key=lambda config: self.objectives[config])[:count]
+        timed = {c: us for c in wanted if (us := self.records[c].median_us(tokens)) is not None}
         return sorted(timed, key=lambda config: timed[config])[:count]
 
     def _next(self, progress: float) -> Config:
@@ -153,9 +155,10 @@ class Searcher:
         return self._random.choice([config for config in self._unseen if config.family == family])
 
     def _neighbours_of_best(self) -> Iterator[Config]:
-        """Unseen one-knob neighbours of the best configs overall, then of the best at each length."""
+        """Unseen one-knob neighbours of the best configs overall, then of the best at each length; fine ones too."""
         lengths = sorted({t.tokens for record in self.records.values() for t in record.samples})
-        tops = [*self.best(count=_TOP), *(config for tokens in lengths for config in self.best(tokens))]
+        tops = [*self.best(count=_TOP), *self.best(count=_TOP, fine=True)]
+        tops += [config for tokens in lengths for fine in (False, True) for config in self.best(tokens, fine=fine)]
         for config in dict.fromkeys(tops):
             yield from (near for near in neighbours(config) if near in self._unseen)
 

@@ -201,8 +201,7 @@ class _Run:
 
     def _is_held(self, variant: Variant) -> bool:
         """Whether others are held against this config, so that it is measured however bad it looks."""
-        incumbents = {config for (problem, _), config in self.request.incumbents.items() if problem == variant.problem}
-        return self._must_run(variant) or variant.config in incumbents
+        return self._must_run(variant) or variant.config in self.request.incumbents_of(variant.problem)
 
     def _enter(
         self, variant: Variant, phase: Phase, attempt: Attempt, built: Built | None = None, shared_from: str = ""
