@@ -182,6 +182,7 @@ def _place_regions(
     """Offset of every workspace region, and the workspace's size."""
     rows = q_heads * q_rows
     channels = kv_heads * problem.head_dim
+    counter = _COUNTER_BYTES if config.is_persistent else 0
     sizes = {
         "q_tiles_offset": rows * problem.head_dim,
         "q_scales_offset": rows * 4,
@@ -190,7 +191,7 @@ def _place_regions(
         "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
         "k_sums_offset": channels * splits * 4 * config.statistics,
         "v_peaks_offset": channels * splits * 4 * config.statistics if config.quantizes_v else 0,
-        "v_scales_offset": channels * 4 * config.head_rows + _COUNTER_BYTES if config.quantizes_v else 0,
+        "v_scales_offset": channels * 4 * config.head_rows + counter if config.quantizes_v else 0,
     }
     offsets, end = {}, 0
     for name, size in sizes.items():
