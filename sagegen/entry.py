@@ -129,8 +129,8 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def reached_cosine(self) -> float:
-        """What a caller's `min_cosine` may be for the kernel to answer."""
-        return ASSUMED_COSINE if self.min_cosine is None else self.min_cosine
+        """What a caller's `min_cosine` may be for the kernel to answer: four decimals are what figures mean."""
+        return ASSUMED_COSINE if self.min_cosine is None else max(self.min_cosine, round(self.min_cosine, 4))
 
     def overlaps(self, other: Entry) -> bool:
         """Whether both claim some length of the same problem for the same callers."""

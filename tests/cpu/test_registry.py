@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from sagegen import registry
+from sagegen.entry import is_fine
 from sagegen.env import Env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS
@@ -72,6 +74,7 @@ ENTRIES = st.builds(
     gpu=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20),
     answer=st.sampled_from(["kernel", "sdpa"]),
     min_cosine=st.none() | FIGURE,
+    tier=st.sampled_from([None, "fine", "coarse"]),
     figures=st.builds(Timing, kernel_us=st.none() | FIGURE, tops=st.none() | FIGURE, speed_vs_sdpa=st.none() | FIGURE),
     accuracy=st.dictionaries(st.text("abc_ 123", min_size=1), filled(Accuracy, FIGURE)),
     resources=st.none() | filled(KernelResources, st.integers(0, 10**6)),
@@ -398,3 +401,51 @@ def test_what_yaml_or_the_schema_cannot_build_is_a_registry_error(old, new):
     assert old in text
     with pytest.raises(RegistryError, match=r"h200\.yaml:"):
         parse_entries(text.replace(old, new, 1), "h200.yaml", "h200")
+
+
+# --- two entries of a bucket
+
+
+FINE = make_entry(config=CONFIG.replace("_st2_", "_st3_"), tier="fine", min_cosine=0.99934)
+COARSE = make_entry(tier="coarse", min_cosine=0.99917)
+
+
+@pytest.mark.parametrize(("asked", "tier"), [(0.0, "coarse"), (0.999, "coarse"), (0.9992, "coarse"), (0.9993, "fine")])
+@pytest.mark.parametrize("order", [(FINE, COARSE), (COARSE, FINE)])
+def test_the_fast_entry_answers_whom_it_is_accurate_enough_for(env, asked, tier, order):
+    save(env.tuned_dir, "h200", *order)
+    assert registry.lookup(GPUS["h200"], CAUSAL, 100, env, min_cosine=asked).entry.tier == tier
+
+
+def test_a_bucket_whose_entries_are_all_too_coarse_still_says_which_it_has(env):
+    save(env.tuned_dir, "h200", COARSE, FINE)
+    assert registry.lookup(GPUS["h200"], CAUSAL, 100, env, min_cosine=0.9999).entry == COARSE
+
+
+def test_where_torch_is_the_fast_answer_it_is_for_everyone(env):
+    save(env.tuned_dir, "h200", structs.replace(COARSE, answer="sdpa"), FINE)
+    assert registry.lookup(GPUS["h200"], CAUSAL, 100, env, min_cosine=0.9993).entry.answer == "sdpa"
+
+
+def test_another_layer_may_have_what_is_accurate_enough(env, tmp_path):
+    save(env.tuned_dir, "h200", structs.replace(COARSE, tier=None))
+    save(tmp_path / "shipped", "h200", FINE)
+    assert registry.lookup(GPUS["h200"], CAUSAL, 100, env, min_cosine=0.999).entry.tier is None
+    assert registry.lookup(GPUS["h200"], CAUSAL, 100, env, min_cosine=0.9993).entry.tier == "fine"
+
+
+def test_tiers_replace_their_own_and_an_entry_for_everyone_replaces_both(env):
+    file = env.tuned_dir / "h200.yaml"
+    single = make_entry(min_cosine=0.9995)
+    for saved, left in (((single,), [single]), ((COARSE, FINE), [COARSE, FINE]), ((FINE,), [COARSE, FINE]),
+                        ((single,), [single])):  # fmt: skip
+        save(env.tuned_dir, "h200", *saved)
+        assert registry.read_entries(file, "h200") == left
+
+
+def test_four_decimals_decide_what_is_fine():
+    assert is_fine({})
+    assert is_fine({"normal": {"cosine": 0.99926}, "channel_offsets": {"cosine": 0.99886}})
+    assert not is_fine({"normal": {"cosine": 0.99924}})
+    assert not is_fine({"normal": {"cosine": 0.9995}, "channel_offsets": {"cosine": 0.9988}})
+    assert make_entry(min_cosine=0.99926).reached_cosine == 0.9993

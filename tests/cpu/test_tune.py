@@ -71,6 +71,7 @@ class FakeWorker:
     final_faults: dict[Config, Outcome] = field(default_factory=dict)
     peers_us: float = 1e6
     call_extra_us: dict[Config, float] = field(default_factory=dict)
+    figures: Callable[[Config], dict[str, float]] = lambda config: FIGURES
     sms: int = GPU.sms
     gpu_index: int = 0
     jobs: list[Job] = field(default_factory=list)
@@ -93,7 +94,7 @@ class FakeWorker:
                 self.pid = None
             return Reply(fault, f"scripted {fault}", {"running": job.candidate.name})
         if isinstance(job, Gate):
-            return Reply("ok", data={"figures": {"normal": FIGURES}, "seconds": 0.1})
+            return Reply("ok", data={"figures": {"normal": self.figures(config)}, "seconds": 0.1})
         us = kernel_us(config, job.shape.kv_len)
         return Reply("ok", data={"kernel_us": [us] * job.launches, "call_us": [us + 10] * job.launches})
 
@@ -557,3 +558,47 @@ def test_two_runs_with_different_seeds_find_the_same_winner(bench: Bench, tmp_pa
     bench.folder = tmp_path / "second"
     second = bench.tune(trials=25, seed=2, sampler="tpe")
     assert [e.config for e in first.entries] == [e.config for e in second.entries]
+
+
+# --- tiers
+
+
+COARSE_FIGURES = {**FIGURES, "cosine": 0.9991}
+
+
+def coarse_where(is_coarse: Callable[[Config], bool]) -> FakeWorker:
+    return FakeWorker(figures=lambda config: COARSE_FIGURES if is_coarse(config) else FIGURES)
+
+
+def test_a_bucket_has_its_fastest_and_its_fastest_fine_config(bench: Bench) -> None:
+    bench.worker = coarse_where(lambda config: config.rescale == "skip")  # type: ignore[union-attr]
+    result = bench.tune()
+    fine = replace(DEFAULT, q_operand="reg")
+    assert [(e.config, e.tier, e.min_cosine) for e in result.entries] == [
+        (BEST.name, "coarse", 0.9991),
+        (fine.name, "fine", 0.9994),
+    ] * 3
+    assert {e.cubin_sha256 for e in result.entries} == set(result.cubins)
+    decided = [event for event in bench.events if isinstance(event, Decided)]
+    assert [event.bucket.rpartition(" ")[2] for event in decided] == ["(coarse)", "(fine)"] * 3
+    # the same with both as the ones to beat: nothing changes hands, nothing needs confirming
+    cases = [(PROBLEM, length) for length in TUNED_LENGTHS]
+    again = bench.tune(incumbents=dict.fromkeys(cases, BEST), fine_incumbents=dict.fromkeys(cases, fine))
+    assert [e.config for e in again.entries] == [e.config for e in result.entries]
+
+
+def test_where_the_fastest_config_is_fine_it_is_for_everyone(bench: Bench) -> None:
+    bench.worker = coarse_where(lambda config: config != BEST)
+    assert [(e.config, e.tier) for e in bench.tune().entries] == [(BEST.name, None)] * 3
+
+
+def test_where_nothing_is_fine_the_fastest_config_is_all_there_is(bench: Bench) -> None:
+    bench.worker = coarse_where(lambda config: True)
+    assert [(e.config, e.tier) for e in bench.tune().entries] == [(BEST.name, None)] * 3
+
+
+def test_a_run_that_ends_before_its_finals_has_both_tiers_too(bench: Bench) -> None:
+    bench.worker = coarse_where(lambda config: config.rescale == "skip")  # type: ignore[union-attr]
+    bench.stop_after = len(SPACE) - 1
+    entries = bench.tune().entries
+    assert [entry.tier for entry in entries] == ["coarse", "fine"] * 3
