@@ -10,11 +10,9 @@ from sagegen.space import WgmmaConfig
 #: Registers that setmaxnreg gives a consumer's thread, by consumers: beside 24 or 32 of the producer's they are all.
 CONSUMER_REGISTERS = {2: 240, 3: 160}
 #: Registers per thread that the loop needs beside its tiles, at least. nvcc 13.0 on the 216 configs of two stages that
-#: keep the other rules: with 12 or more spare none spills (two of them: 8 bytes), with 4 to 8 up to 60 bytes are
-#: spilled, with -20 or fewer hundreds, and ptxas serializes the products (C7512).
+#: keep the other rules (templates of 22b6959): with 24 or more spare none spills, with 4 to 16 ten of them do, up to 60
+#: bytes; with -20 or fewer ptxas spills hundreds and serializes the products (C7512).
 OTHER_REGISTERS = 4
-#: What a row sum in registers takes.
-_ROW_SUM_REGISTERS = 8
 
 
 def tile_registers(config: WgmmaConfig, problem: Problem) -> int:
@@ -29,7 +27,6 @@ def tile_registers(config: WgmmaConfig, problem: Problem) -> int:
         output * (2 if config.accumulation == "two" else 1)
         + scores
         + p_operand * (2 if config.schedule == "overlap" else 1)
-        + (_ROW_SUM_REGISTERS if config.row_sum == "fadd" else 0)
     )
 
 

@@ -119,10 +119,10 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
         ("packed", replace(PACKED, row_sum="fadd"), H200),
         # four stages of 32 KiB each for K and V
         ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),
-        # what ptxas said of these: 1368 bytes spilled and C7512; 384 and C7512; 24 spilled, as much as with `ones`
+        # what ptxas said of these: 1628 bytes spilled and C7512; 408 and C7512; more registers than there are
         ("registers", replace(WGMMA, block_k=192), H200),
         ("registers", replace(PACKED, consumers=2, block_k=256, k_span=256, schedule="overlap"), H200),
-        ("registers", replace(WGMMA, block_k=192, row_sum="fadd"), replace(H200, problem=Problem(64, "fp16", True))),
+        ("registers", replace(WGMMA, block_k=256), replace(H200, problem=Problem(64, "fp16", True))),
     ],
 )
 def test_a_wgmma_rule_refuses_what_it_is_for(rule: str, config: WgmmaConfig, target: Target) -> None:
