@@ -12,9 +12,9 @@ from sagegen.emulator.report import make_error
 from sagegen.measuring.call import BoundCall, bind_call
 from sagegen.reference import fp8_accumulator, quantized_attention
 
-#: Largest relative L2 between a kernel and its numerics, both rounded to the output's dtype. Measured on normal inputs:
-#: below 1e-4 with 16-bit P·V, below 7e-4 with E4M3, where exp2's last bit moves a P to its neighbour now and then.
-RELATIVE_L2 = 2e-3
+#: Largest relative L2 between a kernel and its numerics, both rounded to the output's dtype. Over the space 2.2e-4 was
+#: the most (tests/emulator/test_configs.py): exp2's last bit moves a P to its neighbour now and then.
+RELATIVE_L2 = 1e-3
 #: Largest error of the log-sum-exp, absolute.
 LSE_ERROR = 1e-3
 

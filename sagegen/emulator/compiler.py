@@ -28,10 +28,10 @@ from sagegen.store import SOURCE_FILE, Files, Key, Store, make_key
 
 # fmt: off
 #: Both: nothing of one library may be shared with another, which -fno-gnu-unique sees to.
-_COMMON_FLAGS = ("-O2", "-g1", "-std=c++17", "-fPIC", "-fno-exceptions", "-fno-gnu-unique")
+_COMMON_FLAGS = ("-O2", "-g1", "-std=c++17", "-fPIC", "-fno-gnu-unique")
 KERNEL_FLAGS = (
-    *_COMMON_FLAGS, "-fsanitize=thread", "-fsanitize=bounds", "-fsanitize-coverage=trace-pc", "-fno-strict-aliasing",
-    "-fno-extern-tls-init", "-ffp-contract=off", "-Wno-unknown-pragmas",
+    *_COMMON_FLAGS, "-fsanitize=thread", "-fsanitize=bounds,integer-divide-by-zero", "-fsanitize-coverage=trace-pc",
+    "-fno-exceptions", "-fno-strict-aliasing", "-fno-extern-tls-init", "-ffp-contract=off", "-Wno-unknown-pragmas",
 )
 #: _FORTIFY_SOURCE would take the fibers' longjmp for a smashed stack.
 RUNTIME_FLAGS = (*_COMMON_FLAGS, "-pthread", "-U_FORTIFY_SOURCE")
@@ -90,7 +90,10 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
     Raises:
         ToolchainError: there is none, it cannot be run, or it is no GCC of version 10 or later.
     """
-    asked = shlex.split(environ.get("CXX", ""))
+    try:
+        asked = shlex.split(environ.get("CXX", ""))
+    except ValueError as error:
+        raise ToolchainError(f"CXX={environ['CXX']!r} is no command: {error}", "set it to a g++") from error
     command = asked or ["g++"]
     name = f"CXX={shlex.join(asked)}" if asked else "g++"
     program = shutil.which(command[0], path=environ.get("PATH", os.defpath))
@@ -101,7 +104,7 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> HostCompiler:
     if "__clang__" in macros or int(version) < _OLDEST_GCC:
         what = "clang" if "__clang__" in macros else f"GCC {macros.get('__VERSION__', version)}"
         raise ToolchainError(f"the emulator needs GCC {_OLDEST_GCC} or later, and {name} is {what}", _REMEDY)
-    build = f"{macros.get('__VERSION__', version)} {platform.machine()}"
+    build = f"{macros.get('__VERSION__', version)} {platform.machine()} {shlex.join(command[1:])}".strip()
     return HostCompiler((program, *command[1:]), build, _machine_flags(int(version)))
 
 
@@ -141,7 +144,8 @@ def build_library(
 
 def open_libraries(env: Env) -> Store:
     """The store of the emulator's libraries that the environment names."""
-    return Store(env.cache_dir / "emulator", LIBRARIES)
+    # absolute: compilers run in folders of their own
+    return Store(env.cache_dir.absolute() / "emulator", LIBRARIES)
 
 
 def _read_macros(command: list[str], name: str) -> dict[str, str]:
@@ -164,7 +168,8 @@ def _machine_flags(gcc: int) -> tuple[str, ...]:
     except OSError:
         return ()
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
-    return ("-march=x86-64-v3",) if flags and _V3_FEATURES.issubset(flags[1].split()) else ()
+    has_level = flags is not None and _V3_FEATURES.issubset(flags[1].split())
+    return ("-march=x86-64-v3",) if has_level else ()
 
 
 def _read_runtime() -> dict[str, bytes]:

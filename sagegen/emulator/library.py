@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from sagegen.errors import EmulatorError
+from sagegen.interrupts import deferred_interrupts
 
 _MAX_DIMS = 4
 
@@ -224,19 +225,31 @@ class Session:
             count_banks=run.count_banks,
         )
         report = _Report()
-        # in a thread of its own: a foreign function that Python's main thread is in cannot be interrupted
-        thread = threading.Thread(target=self._library._run, args=(self._handle, byref(launch), byref(report)))
-        thread.start()
-        try:
-            thread.join()
-        except BaseException:
-            self._library._stop(self._handle)
-            thread.join()
-            raise
+        self._call(launch, report)
         if not report.kind:
             return None
         kind, message = (text.decode(errors="replace") for text in (report.kind, report.message))
         return Report(kind, report.block, report.thread, report.line, report.site, message)
+
+    def _call(self, launch: _Launch, report: _Report) -> None:
+        """Run a launch in a thread of its own: Python cannot be interrupted inside of a foreign function."""
+        ended = threading.Event()
+
+        def work() -> None:
+            try:
+                self._library._run(self._handle, byref(launch), byref(report))
+            finally:
+                ended.set()
+
+        with deferred_interrupts():
+            threading.Thread(target=work, name="emulator_run").start()
+        try:
+            ended.wait()
+        except BaseException:
+            self._library._stop(self._handle)
+            with deferred_interrupts():  # it must not outlive the memory that it works on
+                ended.wait()
+            raise
 
     def writer_of(self, address: int) -> Report | None:
         """Who wrote the word at `address` of an output or scratch last: block, thread and site; None: nobody did."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sagegen.emulator.agreement import check_agreement
 from sagegen.emulator.program import EmulatedProgram, load_emulated
 from sagegen.emulator.report import BankUse
 from sagegen.env import Env
@@ -18,6 +19,9 @@ from sagegen.measuring.inputs import EMULATED_KINDS
 from sagegen.problem import Problem
 from sagegen.space import Config
 
+#: Kinds whose results are also held to the config's own numerics, far closer than to exact attention; their softmax
+#: scale, None for the usual one.
+_NUMERICS_KINDS: Mapping[str, float | None] = {"normal": None, "off_edge": -0.1, "gqa": None}
 #: The kind that bank conflicts are counted on.
 _BANKS_KIND = "normal"
 
@@ -54,7 +58,7 @@ def gate_emulated(
     captured: Iterable[str] = (),
     workers: int | None = None,
 ) -> EmulatedVerdict:
-    """Run the gate on `config` as `gpu` would compute it.
+    """Run the gate on `config` as `gpu` would compute it, then hold some results to the config's own numerics.
 
     Args:
         cases: from `small_cases`, kept between configs.
@@ -69,8 +73,13 @@ def gate_emulated(
     program = load_emulated(problem, config, gpu, env, workers=workers)
     try:
         result = run_gate(program, problem, config, cases, kinds=(*EMULATED_KINDS, *captured))
+        if result.passed:
+            for kind, scale in _NUMERICS_KINDS.items():
+                inputs = cases.get(problem, kind).inputs
+                check_agreement(program, inputs.q, inputs.k, inputs.v, softmax_scale=scale)
     except EmulatorError as error:
-        return EmulatedVerdict("crash", str(error), {}, time.monotonic() - start)
+        outcome_of_error: Literal["accuracy", "crash"] = "accuracy" if error.kind == "wrong_result" else "crash"
+        return EmulatedVerdict(outcome_of_error, str(error), {}, time.monotonic() - start)
     outcome: Literal["ok", "accuracy"] = "ok" if result.passed else "accuracy"
     return EmulatedVerdict(outcome, result.reason, result.figure_values(), time.monotonic() - start)
 

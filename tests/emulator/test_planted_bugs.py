@@ -193,6 +193,44 @@ BUGS = [
         "race",
         "p.v_scales_offset)[static_cast<int64_t>(kv_head)",
     ),
+    Bug(
+        "division_by_zero",
+        (
+            (
+                "    const int quad_lane = device::lane_index() % 4;",
+                "    const int quad_lane = 4 / (p.q_len - p.q_len);",
+            ),
+        ),
+        "division_by_zero",
+        "4 / (p.q_len - p.q_len)",
+    ),
+    Bug(
+        "row_sums_that_start_as_anything",
+        (("            row_sum[m][half] = 0.0f;\n", ""),),
+        "wrong_result",
+        "out_row",
+        BF16,
+    ),
+    Bug(
+        "output_tile_that_starts_as_anything",
+        (("    OutputTile o = {};", "    OutputTile o;"),),
+        "wrong_result",
+        "out_row",
+        BF16,
+    ),
+    Bug(
+        "word_written_after_another_block_read_it",
+        (
+            (
+                "    store_output(p, q_head",
+                "    if (device::thread_index() == 0)\n"
+                "        region<float>(p, p.q_scales_offset)[device::block_index() == 0] = 1.0f;\n"
+                "    store_output(p, q_head",
+            ),
+        ),
+        "race",
+        "p.q_scales_offset",
+    ),
     # arithmetic
     Bug(
         "swapped_scale_index",

@@ -58,6 +58,7 @@ Engine::Engine(Session& session, const Launch& launch) : session_(session), laun
     for (size_t i = 0; i < threads; ++i) {
         fibers_[i].thread = static_cast<int>(i);
         fibers_[i].stack = static_cast<uint8_t*>(stacks) + i * STACK_BYTES;
+        memset(fibers_[i].stack + STACK_BYTES - POISONED_STACK_BYTES, 0xff, POISONED_STACK_BYTES);
     }
     const SharedRange shared = shared_range_of_this_thread();
     shared_base_ = shared.base;
@@ -116,10 +117,10 @@ void Engine::yield() {
 
 void Engine::step(Site site) {
     if (++steps_ % STEPS_PER_LOOK) return;
+    block_steps_ += STEPS_PER_LOOK;
     if (session_.is_stopped.load(std::memory_order_relaxed)) fail("stopped", site, "the launch was told to stop");
-    if (steps_ > MAX_STEPS) {
-        fail("endless_loop", site,
-             describe_thread(running_) + " goes on and on at " + place(site) + " without meeting other threads");
+    if (steps_ > MAX_STEPS || block_steps_ > MAX_BLOCK_STEPS) {
+        fail("endless_loop", site, describe_thread(running_) + " goes on and on at " + place(site));
     }
 }
 
@@ -141,6 +142,7 @@ void Engine::wake(int thread) {
 
 void Engine::start_block(int block) {
     block_ = block;
+    block_steps_ = 0;
     late_progress.clear();
     at_block_end.clear();
     states_.clear();

@@ -22,8 +22,10 @@ constexpr int MAX_THREADS = 1024;
 constexpr int GRANULE = 16;            // bytes of shared memory that share a record of accesses
 constexpr uint8_t POISON = 0x7f;       // NaN in e4m3, huge in every other type
 constexpr int64_t MAX_STEPS = 1'000'000'000;  // of a thread between two collectives: seconds, where real ones take ms
+constexpr int64_t MAX_BLOCK_STEPS = 20'000'000'000;  // of all threads of a block: minutes
 constexpr int64_t STEPS_PER_LOOK = 4096;      // how often a thread looks whether it is to stop
 constexpr int STACK_BYTES = 512 << 10;  // of a fiber; touched pages only take memory
+constexpr int POISONED_STACK_BYTES = 16 << 10;  // where kernels keep their variables; NaN until they are set
 
 // By thread; then whether the preceding launch has ended; then one entry for each asynchronous agent.
 using Clock = std::vector<uint32_t>;
@@ -244,6 +246,7 @@ class Engine {
     void check_registers(uintptr_t address, int bytes, bool is_write, Site site);
     void flush_lanes(int warp);
     Memory& check_global(uintptr_t address, int bytes, bool is_write, Site site);
+    void check_reader(Memory& memory, uint64_t word, Site site);
     void check_order(Memory& memory, uint64_t word, uint32_t writer, bool is_write, Site site);
     uint32_t stamp() const;
 
@@ -260,7 +263,8 @@ class Engine {
     size_t head_ = 0, count_ = 0;
     jmp_buf scheduler_;
     bool failed_ = false;
-    int64_t steps_ = 0;  // of the running thread since it was switched to
+    int64_t steps_ = 0;        // of the running thread since it was switched to
+    int64_t block_steps_ = 0;  // of all threads, as far as they looked
     uintptr_t shared_base_ = 0;
     size_t shared_bytes_ = 0;
     uintptr_t dynamic_base_ = 0;

@@ -218,6 +218,15 @@ void Engine::check_order(Memory& memory, uint64_t word, uint32_t writer, bool is
     }
 }
 
+// A write to a word that another block of the launch has read.
+void Engine::check_reader(Memory& memory, uint64_t word, Site site) {
+    const uint32_t reader = memory.words[word].reader.load(std::memory_order_relaxed);
+    if (reader >> 24 != stamp() >> 24 || reader == stamp()) return;
+    fail("race", site,
+         describe_thread(running_) + " writes " + memory.name + " at byte " + std::to_string(word * 4) + ", which block " +
+             std::to_string((reader & 0xffffff) - 1) + " of the same launch read, at " + place(site));
+}
+
 void Engine::access_global_atomic(uintptr_t address, Site site) {
     Memory& memory = check_global(address, 4, true, site);
     Word& word = memory.words[(address - memory.buffer.base) / 4];
@@ -246,6 +255,9 @@ void Engine::access_global(uintptr_t address, int bytes, bool is_write, Site sit
         if (is_write) {
             memory.words[word].thread = static_cast<uint16_t>(running_);
             memory.words[word].address = site.address;
+            check_reader(memory, word, site);
+        } else {
+            memory.words[word].reader.store(stamp(), std::memory_order_relaxed);
         }
         if (writer == 0 && !is_write) {
             fail("uninitialized", site,
@@ -265,6 +277,7 @@ uint16_t Engine::check_copy_source(uintptr_t address, int bytes, Site site) {
         const uint64_t word = (offset + byte) / 4;
         const uint32_t writer = memory.words[word].writer.load(std::memory_order_relaxed);
         if (writer) known |= static_cast<uint16_t>(15u << byte);
+        memory.words[word].reader.store(stamp(), std::memory_order_relaxed);
         if (writer != stamp()) check_order(memory, word, writer, false, site);
     }
     return known;
@@ -356,6 +369,18 @@ void __ubsan_handle_out_of_bounds(const void* data, unsigned long index) {
     engine.fail("out_of_bounds", site,
                 emulator::describe_thread(engine.current().thread) + " uses index " +
                     std::to_string(static_cast<long>(index)) + " of a smaller array at " + emulator::place(site));
+}
+// -fsanitize=integer-divide-by-zero.
+void __ubsan_handle_divrem_overflow(const void* data, unsigned long, unsigned long) {
+    struct Place {
+        const char* file;
+        uint32_t line;
+        uint32_t column;
+    };
+    const emulator::Site site = EMULATOR_SITE(static_cast<int>(static_cast<const Place*>(data)->line));
+    emulator::Engine& engine = emulator::engine();
+    engine.fail("division_by_zero", site,
+                emulator::describe_thread(engine.current().thread) + " divides by zero at " + emulator::place(site));
 }
 void __ubsan_handle_out_of_bounds_abort(const void* data, unsigned long index) {
     __ubsan_handle_out_of_bounds(data, index);

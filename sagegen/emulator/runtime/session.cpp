@@ -2,7 +2,10 @@
 #include "session.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "engine.hpp"
@@ -113,18 +116,22 @@ void run_blocks(Session& session, const Launch& launch, Outcome& outcome) {
 extern "C" {
 
 void* emulator_open(const emulator::Buffer* buffers, int32_t count) {
-    auto* const session = new emulator::Session;
-    for (int32_t i = 0; i < count; ++i) {
-        auto memory = std::make_unique<emulator::Memory>();
-        memory->name = buffers[i].name;
-        int64_t last = 0;
-        for (int d = 0; d < buffers[i].dims; ++d) last += (buffers[i].sizes[d] - 1) * buffers[i].strides[d];
-        memory->bytes = (last + 1) * static_cast<uint64_t>(buffers[i].item_bytes);
-        memory->buffer = emulator::sorted(buffers[i]);
-        if (buffers[i].is_writable) memory->words = std::vector<emulator::Word>(memory->bytes / 4 + 2);
-        session->memories.push_back(std::move(memory));
+    try {
+        auto session = std::make_unique<emulator::Session>();
+        for (int32_t i = 0; i < count; ++i) {
+            auto memory = std::make_unique<emulator::Memory>();
+            memory->name = buffers[i].name;
+            int64_t last = 0;
+            for (int d = 0; d < buffers[i].dims; ++d) last += (buffers[i].sizes[d] - 1) * buffers[i].strides[d];
+            memory->bytes = (last + 1) * static_cast<uint64_t>(buffers[i].item_bytes);
+            memory->buffer = emulator::sorted(buffers[i]);
+            if (buffers[i].is_writable) memory->words = std::vector<emulator::Word>(memory->bytes / 4 + 2);
+            session->memories.push_back(std::move(memory));
+        }
+        return session.release();
+    } catch (const std::bad_alloc&) {
+        return nullptr;
     }
-    return session;
 }
 
 void emulator_close(void* session) { delete static_cast<emulator::Session*>(session); }
@@ -136,8 +143,16 @@ int32_t emulator_run(void* handle, const emulator::Launch* launch, emulator::Rep
     outcome.limit = launch->grid;
     const int workers = std::max(1, std::min<int>(launch->workers, launch->grid));
     std::vector<std::thread> others;
-    for (int i = 0; i < workers; ++i) {  // never on the caller's own thread: its shared memory would stay for good
-        others.emplace_back([&] { emulator::run_blocks(session, *launch, outcome); });
+    try {
+        for (int i = 0; i < workers; ++i) {  // never on the caller's own thread: its shared memory would stay for good
+            others.emplace_back([&] { emulator::run_blocks(session, *launch, outcome); });
+        }
+    } catch (const std::system_error& error) {  // fewer workers do, if there are some
+        if (others.empty()) {
+            snprintf(outcome.report.kind, sizeof outcome.report.kind, "no_thread");
+            snprintf(outcome.report.message, sizeof outcome.report.message, "the machine gives no thread: %s", error.what());
+            outcome.report.block = outcome.report.thread = -1;
+        }
     }
     for (std::thread& other : others) other.join();
     *report = outcome.report;

@@ -17,6 +17,7 @@ namespace emulator {
 // Who wrote a 4-byte word last.
 struct Word {
     std::atomic<uint32_t> writer{0};  // 0: nobody; else launch number and block
+    std::atomic<uint32_t> reader{0};  // the same of who read it last
     uint16_t thread = 0;
     uintptr_t address = 0;            // of the store in the kernel
 };
