@@ -1,7 +1,8 @@
 """How a kernel is timed: cold or sustained, alone or against others in the same rounds.
 
 Times are CUDA-event times in microseconds. `cold` times flush L2 before every launch; `sustained` ones are the mean of
-launches back to back, where the GPU sits at its power limit. Quote them by name: they differ by up to a quarter.
+launches back to back, where the GPU sits at its power limit; `burst` ones are of a few launches after a rest, at the
+highest clock. Quote them by name: they differ by up to a quarter.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from sagegen.measuring.jobs import SDPA_CUDNN, SDPA_FLASH
 
 #: Long enough for clocks to rise from idle.
 WARM_UP_S = 0.05
@@ -24,7 +27,11 @@ _LEAST_FLUSH_BYTES = 512 << 20
 #: Calls of a batch: fewer launches than the driver queues before it makes the host wait (about 1,000).
 _HOST_CALLS = 100
 
+#: Cycles that the GPU waits while the host queues the launches of a burst: 0.2 ms or so.
+_HIDE_CYCLES = 400_000
+
 Launch = Callable[[], None]
+T = TypeVar("T")
 
 
 class Timer(Protocol):
@@ -60,11 +67,38 @@ class EventTimer:
             guess = spent / count
         return spent / count
 
+    def settled(self, launch: Launch, settle: int, count: int, look: Launch) -> float:
+        """Mean microseconds of `count` launches that follow `settle` others without a pause.
+
+        Args:
+            look: called while they run, if the host is ahead of the GPU.
+        """
+        for _ in range(settle):
+            launch()
+        self._start.record()
+        for _ in range(count):
+            launch()
+        self._end.record()
+        look()
+        return self._wait() / count
+
+    def burst(self, launch: Launch, idle_s: float, count: int) -> float:
+        """Mean microseconds of `count` launches after the GPU has rested for `idle_s`."""
+        torch.cuda.synchronize(self._flushed.device)
+        time.sleep(idle_s)
+        # else the first launches' way through the host would count
+        torch.cuda._sleep(_HIDE_CYCLES)  # type: ignore[no-untyped-call]
+        return self._time(launch, count) / count
+
     def _time(self, launch: Launch, count: int) -> float:
         self._start.record()
         for _ in range(count):
             launch()
         self._end.record()
+        return self._wait()
+
+    def _wait(self) -> float:
+        """Microseconds between the two events, once they have passed."""
         self._end.synchronize()
         return float(self._start.elapsed_time(self._end)) * 1e3
 
@@ -98,8 +132,8 @@ def time_host(call: Callable[[], object], wait: Callable[[], object], batches: i
 
 
 def interleave(
-    launches: Mapping[str, Launch],
-    sample: Callable[[Launch], float],
+    launches: Mapping[str, T],
+    sample: Callable[[T], float],
     rounds: int,
     seed: int = 0,
 ) -> dict[str, list[float]]:
@@ -108,8 +142,8 @@ def interleave(
     Drift of clocks and temperature then falls on all alike, and times of one round form pairs.
 
     Args:
-        launches: by name.
-        sample: the time of one launch, e.g. `timer.cold`.
+        launches: by name; whatever `sample` takes.
+        sample: the time of one of them, e.g. `timer.cold`.
 
     Returns:
         By name, one time per round.
@@ -124,11 +158,11 @@ def interleave(
 
 
 #: torch SDPA backends that kernels are compared with.
-PEERS = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
+PEERS = {SDPA_FLASH: SDPBackend.FLASH_ATTENTION, SDPA_CUDNN: SDPBackend.CUDNN_ATTENTION}
 
 
 def find_peers(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, names: Collection[str] = tuple(PEERS)
 ) -> tuple[dict[str, Launch], dict[str, str]]:
     """torch SDPA on the same inputs, HND: launches by peer, and why the others cannot run here.
 
@@ -136,7 +170,7 @@ def find_peers(
     """
     found: dict[str, Launch] = {}
     absent: dict[str, str] = {}
-    for name, backend in PEERS.items():
+    for name, backend in ((name, PEERS[name]) for name in PEERS if name in names):
         launch = functools.partial(_run_sdpa, backend, q, k, v, is_causal)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

@@ -12,6 +12,16 @@ import msgspec
 
 from sagegen.problem import Shape
 
+#: What a kernel is compared with: torch SDPA's backends on the same inputs, and cuDNN's FP8 attention.
+SDPA_FLASH, SDPA_CUDNN, CUDNN_FP8 = "sdpa-flash", "sdpa-cudnn", "cudnn-fp8"
+PEERS = (SDPA_FLASH, SDPA_CUDNN, CUDNN_FP8)
+#: Of a race: seconds of launches before a sustained sample that do not count, since the clock is still that of the
+#: rival before; launches of a burst.
+SETTLE_S = 0.1
+BURST_LAUNCHES = 3
+#: What of a call is timed: the attention kernel alone, or all of it, quantizers included.
+Part = Literal["kernel", "call"]
+
 #: How an attempt ended, as far as a worker can tell; a subset of the journal's outcomes.
 WorkerOutcome = Literal["ok", "launch", "crash", "accuracy", "timeout"]
 
@@ -88,6 +98,37 @@ class Finals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     peers: bool = False
 
 
+class Race(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="race"):
+    """Times candidates and peers at one shape, interleaved in random order: sustained in some rounds, bursts in others.
+
+    Answers `{sustained_us: {rival: [per round]}, burst_us: likewise, clock_mhz: {rival: [per sustained round]},
+    agreement: {rival: cosine of its output with torch's}, absent: {peer: reason}, versions: {library: version}}`;
+    rivals are called `kernel 0`, `call 0`, ... in the order of the candidates, and as the peers are.
+    When it fails, `{running}` names the candidate or the peer at fault.
+
+    Attributes:
+        problem: its name; of all candidates, of which there may be none.
+        gpu_index: NVML's index of the worker's GPU.
+        rounds: of sustained samples; each has every rival once, in an order of its own.
+        sustained_s: least seconds of a sample.
+        burst_rounds: likewise of bursts; 0 leaves them out.
+        idle_s: rest before a burst.
+        seed: of the orders.
+    """
+
+    candidates: tuple[Candidate, ...]
+    problem: str
+    shape: Shape
+    gpu_index: int
+    parts: tuple[Part, ...] = ("kernel", "call")
+    peers: tuple[str, ...] = PEERS
+    rounds: int = 3
+    sustained_s: float = 0.3
+    burst_rounds: int = 2
+    idle_s: float = 0.5
+    seed: int = 0
+
+
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="host"):
     """Times a warm `sagegen.attention` on the host, and torch SDPA on the same small inputs.
 
@@ -100,9 +141,9 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="j
     problem: str
 
 
-#: Says which candidate is about to run, by its source name.
+#: Says which candidate is about to run, by its source name, or which peer.
 Tell = Callable[[str], None]
-Job = Union[Ping, Gate, Screen, Finals, Host]  # noqa: UP007 - msgspec resolves it at run time on 3.10
+Job = Union[Ping, Gate, Screen, Finals, Race, Host]  # noqa: UP007 - msgspec resolves it at run time on 3.10
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,11 +12,11 @@ import torch
 
 from sagegen.errors import DriverError, UnsupportedError
 from sagegen.launch import Program, load_program
-from sagegen.measuring import bench
+from sagegen.measuring import bench, rivals
 from sagegen.measuring.call import BoundCall, bind_call
 from sagegen.measuring.gate import Cases, run_gate
 from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, load_captured
-from sagegen.measuring.jobs import Candidate, Finals, Gate, Host, Job, Ping, Reply, Screen, Tell
+from sagegen.measuring.jobs import Candidate, Finals, Gate, Host, Job, Ping, Race, Reply, Screen, Tell
 from sagegen.problem import Problem, Shape, parse_problem
 from sagegen.runtime.op import attention
 from sagegen.space import parse_config
@@ -53,6 +53,8 @@ class Bench:
                 return self._screen(job, tell)
             if isinstance(job, Host):
                 return self._host(job)
+            if isinstance(job, Race):
+                return self._race(job, tell)
             return self._finals(job, tell)
         except LoadError as error:
             return Reply("launch", str(error))
@@ -108,11 +110,14 @@ class Bench:
             peers, absent = bench.find_peers(*calls[0].inputs, is_causal) if job.peers else ({}, {})
             for launch in peers.values():
                 bench.warm_up(launch, timer)
-            sample = functools.partial(timer.sustained, seconds=job.sustained_s) if job.sustained_s else timer.cold
+            sample: Callable[[bench.Launch], float] = timer.cold
+            if job.sustained_s:
+                sample = functools.partial(timer.sustained, seconds=job.sustained_s)
             kernels = {f"kernel {i}": functools.partial(call.launch_role, "attention") for i, call in enumerate(calls)}
             wholes = {f"call {i}": call.launch for i, call in enumerate(calls)}
             # all in the same rounds: a peer's time is paired with the kernel's and with the whole call's
-            times = bench.interleave({**kernels, **wholes, **peers}, sample, job.rounds, job.seed)
+            everyone: dict[str, bench.Launch] = {**kernels, **wholes, **peers}
+            times = bench.interleave(everyone, sample, job.rounds, job.seed)
         data = {
             "kernel_us": [times[name] for name in kernels],
             "call_us": [times[name] for name in wholes],
@@ -120,6 +125,25 @@ class Bench:
             "absent": absent,
         }
         return Reply("ok", data=data)
+
+    def _race(self, job: Race, tell: Tell) -> Reply:
+        problem = parse_problem(job.problem)
+        timer = self._event_timer()
+        with _loaded(job.candidates, tell) as programs:
+            calls = []
+            for program in programs:
+                tell(program.name)
+                calls.append(self._bind(program, job.shape))
+            own = rivals.own_rivals(calls, [program.name for program in programs], job)
+            inputs = self._draw(problem.head_dim, problem.dtype, job.shape)
+            peers, absent, versions = rivals.find_peers(inputs, problem.is_causal, job.peers, tell)
+            everyone = {**own, **peers}
+            data = rivals.run_race(everyone, job, timer, tell)
+            try:
+                data["agreement"] = rivals.agreement(everyone, inputs, problem.is_causal)
+            except torch.OutOfMemoryError:  # no reason to lose the times
+                data["agreement"] = {}
+        return Reply("ok", data={**data, "absent": absent, "versions": versions})
 
     def _host(self, job: Host) -> Reply:
         problem = parse_problem(job.problem)

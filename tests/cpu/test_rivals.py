@@ -1,0 +1,175 @@
+"""A race as the worker runs it, with a scripted timer: order, counts, clocks, absent peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sagegen.measuring import bench, rivals
+from sagegen.measuring.inputs import draw_normal
+from sagegen.measuring.jobs import BURST_LAUNCHES, CUDNN_FP8, SDPA_CUDNN, SDPA_FLASH, Race
+from sagegen.measuring.rivals import Rival, agreement, find_peers, own_rivals, run_race
+from sagegen.measuring.telemetry import GpuState
+from sagegen.problem import Shape
+
+SHAPE = Shape(1, 2, 2, 64, 64)
+
+
+class Stopwatch:
+    """Launches take what their name says; keeps what it was asked."""
+
+    def __init__(self, times: dict[str, float], seen: list[str]) -> None:
+        self.times, self.seen, self.asked = times, seen, []
+
+    def _take(self, launch: Callable[[], None]) -> str:
+        launch()
+        return self.seen[-1]
+
+    def settled(self, launch: Callable[[], None], settle: int, count: int, look: Callable[[], None]) -> float:
+        name = self._take(launch)
+        look()
+        self.asked.append((name, "sustained", settle, count))
+        return self.times[name]
+
+    def burst(self, launch: Callable[[], None], idle_s: float, count: int) -> float:
+        name = self._take(launch)
+        self.asked.append((name, "burst", idle_s, count))
+        return self.times[name] / 2
+
+
+def job(**changes: object) -> Race:
+    return Race((), "d64_bf16_full_int8", SHAPE, 3, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def race(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict, Stopwatch, list[str]]]:
+    monkeypatch.setattr(rivals, "read_state", lambda index: GpuState(clock_mhz=1000.0 + index))
+
+    def run(times: dict[str, float], job: Race) -> tuple[dict, Stopwatch, list[str]]:
+        seen, told = [], []
+        timer = Stopwatch(times, seen)
+        field = {name: Rival(name.upper(), lambda name=name: seen.append(name)) for name in times}
+        return run_race(field, job, timer, told.append), timer, told
+
+    return run
+
+
+def test_every_round_has_everyone_once_and_bursts_come_after(race) -> None:
+    data, timer, told = race(
+        {"kernel 0": 2000.0, "call 0": 2500.0, "sdpa-cudnn": 4000.0}, job(rounds=3, burst_rounds=2)
+    )
+    order = [(name, mode) for name, mode, *_ in timer.asked]
+    names = ["call 0", "kernel 0", "sdpa-cudnn"]
+    assert [sorted(name for name, _ in order[i : i + 3]) for i in range(0, 18, 3)] == [names] * 6
+    assert [mode for _, mode in order] == ["sustained"] * 12 + ["burst"] * 6
+    assert len({tuple(order[i : i + 3]) for i in range(3, 12, 3)}) > 1  # in an order of its own
+    assert data["sustained_us"]["kernel 0"] == [2000.0] * 3
+    assert data["burst_us"]["sdpa-cudnn"] == [2000.0] * 2
+    assert told[:4] == ["KERNEL 0", "CALL 0", "SDPA-CUDNN", timer.asked[3][0].upper()]
+
+
+def test_samples_last_as_long_as_asked(race) -> None:
+    _, timer, _ = race({"kernel 0": 2000.0}, job(rounds=2, sustained_s=0.3, idle_s=0.7))
+    warm, *sustained = [asked for asked in timer.asked if asked[1] == "sustained"]
+    assert warm[3] == 3
+    for _, _, settle, count in sustained:
+        assert settle * 2000e-6 >= 0.1
+        assert 0.3 <= count * 2000e-6 <= 0.32
+    bursts = [asked for asked in timer.asked if asked[1] == "burst"]
+    assert {asked[2:] for asked in bursts} == {(0.7, BURST_LAUNCHES)}
+
+
+def test_a_launch_longer_than_a_sample_runs_once(race) -> None:
+    _, timer, _ = race({"sdpa-flash": 5e6}, job(rounds=2, burst_rounds=0))
+    assert {asked[3] for asked in timer.asked[1:]} == {1}
+
+
+def test_clocks_are_those_of_sustained_samples_on_the_named_gpu(race) -> None:
+    data, _, _ = race({"kernel 0": 2000.0, "call 0": 2500.0}, job(rounds=4))
+    assert data["clock_mhz"] == {"kernel 0": [1003.0] * 4, "call 0": [1003.0] * 4}
+
+
+class FakeCall:
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self.seen, self.out = name, seen, torch.ones(2)
+
+    def launch(self) -> None:
+        self.seen.append(f"{self.name} call")
+
+    def launch_role(self, role: str) -> None:
+        self.seen.append(f"{self.name} {role}")
+
+
+def test_a_kernel_is_the_attention_role_alone() -> None:
+    seen: list[str] = []
+    own = own_rivals([FakeCall("a", seen), FakeCall("b", seen)], ["A", "B"], job())  # type: ignore[list-item]
+    for rival in own.values():
+        rival.launch()
+    assert list(own) == ["kernel 0", "call 0", "kernel 1", "call 1"]
+    assert seen == ["a attention", "a call", "b attention", "b call"]
+    assert [rival.owner for rival in own.values()] == ["A", "A", "B", "B"]
+    assert list(own_rivals([FakeCall("a", seen)], ["A"], job(parts=("call",)))) == ["call 0"]  # type: ignore[list-item]
+
+
+@pytest.fixture
+def inputs():
+    return draw_normal(SHAPE, 64, torch.Generator().manual_seed(0), torch.bfloat16)
+
+
+def test_peers_that_cannot_run_are_absent_with_the_reason(inputs, monkeypatch) -> None:
+    monkeypatch.setattr(bench, "find_peers", lambda q, k, v, causal, names: ({names[0]: lambda: None}, {}))
+    monkeypatch.setattr(rivals, "Fp8Attention", lambda *tensors: raise_(ImportError("No module named 'cudnn'")))
+    told: list[str] = []
+    found, absent, versions = find_peers(inputs, False, (SDPA_FLASH, CUDNN_FP8), told.append)
+    assert list(found) == [SDPA_FLASH]
+    assert absent == {CUDNN_FP8: "ImportError: No module named 'cudnn'"}
+    assert (told, versions) == ([SDPA_FLASH, CUDNN_FP8], {})
+
+
+def raise_(error: Exception) -> None:
+    raise error
+
+
+def test_fp8_takes_part_with_its_versions(inputs, monkeypatch) -> None:
+    class Fp8:
+        def __init__(self, q, k, v, is_causal) -> None:
+            self.q, self.launched, self.versions = q, 0, {"cudnn": "9.19.0"}
+
+        def launch(self) -> None:
+            self.launched += 1
+
+        def output(self) -> torch.Tensor:
+            return self.q.float()
+
+    monkeypatch.setattr(rivals, "Fp8Attention", Fp8)
+    found, absent, versions = find_peers(inputs, True, (CUDNN_FP8,), lambda name: None)
+    assert (absent, versions) == ({}, {"cudnn": "9.19.0"})
+    assert torch.equal(found[CUDNN_FP8].output(), inputs.q.float())
+
+
+def test_only_the_wanted_sdpa_backends_run(inputs) -> None:
+    found, absent = bench.find_peers(inputs.q, inputs.k, inputs.v, False, (SDPA_CUDNN,))
+    assert {*found, *absent} == {SDPA_CUDNN}
+    found, absent = bench.find_peers(inputs.q, inputs.k, inputs.v, False)
+    assert {*found, *absent} == {SDPA_FLASH, SDPA_CUDNN}
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_agreement_shows_who_computes_something_else(inputs, is_causal: bool) -> None:
+    truth = torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, is_causal=is_causal)
+    other = torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, is_causal=not is_causal)
+    launched: list[str] = []
+    field = {
+        "right": Rival("right", lambda: launched.append("right"), lambda: truth),
+        "wrong mask": Rival("wrong", lambda: None, lambda: other),
+        "zeros": Rival("zeros", lambda: None, lambda: torch.zeros_like(truth)),
+        "unseen": Rival("unseen", lambda: launched.append("unseen")),
+    }
+    found = agreement(field, inputs, is_causal)
+    assert found["right"] == pytest.approx(1)
+    assert found["wrong mask"] < 0.9
+    assert found["zeros"] == 0
+    assert "unseen" not in found
+    assert launched == ["right"]
