@@ -112,7 +112,7 @@ def emulated_subjects(
         ConfigError: `config` is valid for none of the problems.
     """
     if config is not None or use_default:
-        pairs = _valid_pairs(gpu, problems, config, DEFAULT_TOOLKIT)
+        pairs = valid_pairs(gpu, problems, config, DEFAULT_TOOLKIT)
         return [EmulatedSubject(problem, used, "named" if config else "default") for problem, used in pairs]
     wanted = {problem.name: problem for problem in problems}
     found: dict[tuple[str, str], EmulatedSubject] = {}
@@ -157,19 +157,29 @@ def build_subjects(gpu: Gpu, problems: Sequence[Problem], config: Config | None,
         ConfigError: the config is valid for none of them.
         ToolchainError, BuildError: it cannot be built.
     """
-    toolkit = find_toolkit(env)
-    sources = {pair: render(*pair) for pair in _valid_pairs(gpu, problems, config, toolkit.version)}
-    built = build_batch(list(sources.values()), gpu.arch, open_store(env), toolkit)
-    subjects = []
-    for (problem, used), source in sources.items():
+    pairs = valid_pairs(gpu, problems, config, find_toolkit(env).version)
+    origin = "built here" if config else "default, built here"
+    return [Subject(*pair, cubin, origin) for pair, cubin in build_pairs(gpu, pairs, env).items()]
+
+
+def build_pairs(gpu: Gpu, pairs: Iterable[tuple[Problem, Config]], env: Env) -> dict[tuple[Problem, Config], Path]:
+    """The cubins of kernels, compiled side by side; all must be valid on `gpu`.
+
+    Raises:
+        ToolchainError, BuildError: one cannot be built.
+    """
+    sources = {pair: render(*pair) for pair in pairs}
+    built = build_batch(list(sources.values()), gpu.arch, open_store(env), find_toolkit(env)) if sources else {}
+    cubins = {}
+    for pair, source in sources.items():
         result = built[source.name]
         if isinstance(result, BuildFailure):
             raise BuildError(f"{result.name} did not compile: {result.reason}", "try another --config")
-        subjects.append(Subject(problem, used, result.cubin, "built here" if config else "default, built here"))
-    return subjects
+        cubins[pair] = result.cubin
+    return cubins
 
 
-def _valid_pairs(
+def valid_pairs(
     gpu: Gpu, problems: Sequence[Problem], config: Config | None, toolkit: Version
 ) -> list[tuple[Problem, Config]]:
     """The problems that `config` is valid for, or all with their default configs; ConfigError when there is none."""

@@ -67,17 +67,23 @@ ORDER = (
     "measuring.call",
     "measuring.inputs",
     "measuring.gate",
-    "measuring.emulated",
     "emulator.agreement",
+    "measuring.emulated",
+    "measuring.jobs",
     "measuring.bench",
     "measuring.verdict",
     "measuring.telemetry",
-    "measuring.jobs",
+    "measuring.cudnn_fp8",
+    "measuring.rivals",
     "measuring.measure",
     "measuring.worker_main",
     "measuring.worker",
     "measuring.subjects",
     "measuring.comparison",
+    "measuring.contenders",
+    "measuring.goals",
+    "measuring.race",
+    "measuring.race_report",
     # searching
     "tuning.journal",
     "tuning.events",
@@ -117,7 +123,7 @@ TUNE_PATH = (
 )
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
-SHARED_COMMAND_MODULES = {"sagegen.cli.options", "sagegen.cli.values", "sagegen.cli.watch"}
+SHARED_COMMAND_MODULES = {"sagegen.cli.options", "sagegen.cli.race", "sagegen.cli.values", "sagegen.cli.watch"}
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 
