@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import gpu_option, json_option, make_problem
+from sagegen.cli.options import gpu_option, make_problem
+from sagegen.cli.race import Ask, run_races
 from sagegen.problem import DTYPES, HEAD_DIMS
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 600.0
 _WIDTH = 240
-_TOKENS = "1024,2048,4096,8192,16384"
+_TOKENS = (1024, 2048, 4096, 8192, 16384)
+_MASKS = {"causal": (True,), "full": (False,), "both": (False, True)}
 
 
 class Lengths(click.ParamType[tuple[int, ...]]):
@@ -46,81 +48,121 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 @click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
 @click.option("--full", "mask", flag_value="full", help="Only without a mask.")
 @click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
-@click.option("--tokens", type=Lengths(), default=_TOKENS, show_default=True, help="Lengths, separated by commas.")
+@click.option("--tokens", type=Lengths(),
+              help=f"Lengths, separated by commas. [{','.join(map(str, _TOKENS))}; with --peers those with goals]")
 @click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option("--heads", type=click.IntRange(min=1), default=32, show_default=True, help="Query heads.")
 @click.option("--heads-kv", type=click.IntRange(min=1), help="Heads of K and V. [as --heads]")
-@click.option("--config", "config_name", metavar="NAME", help="Time this config, or `default`, not the registry's.")
-@click.option("--rounds", type=click.IntRange(min=2), default=40, show_default=True,
-              help="Each times everyone once, in an order of its own.")
-@click.option("--sustained", "sustained_s", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS",
-              help="A sample is so many seconds back to back instead of one launch with cold L2.")
-@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Also write a Markdown table here.")
-@json_option
+@click.option("--config", "config_names", metavar="NAME", multiple=True,
+              help="Time this config, or `default`, not the registry's. With --peers it may be repeated, and follow a "
+              "problem's name: d64_bf16_full_int8_NAME is for that problem alone.")
+@click.option("--peers", "with_peers", is_flag=True,
+              help="Race against cuDNN's FP8 attention too, sustained and in bursts, and hold rows to their goals.")
+@click.option("--rounds", type=click.IntRange(min=2),
+              help="Each times everyone once, in an order of its own. [40; with --peers 3, sustained]")
+@click.option("--sustained", "sustained_s", type=click.FloatRange(min=0), metavar="SECONDS",
+              help="A sample is so many seconds back to back instead of one launch with cold L2. [with --peers 0.3]")
+@click.option("--burst-rounds", type=click.IntRange(min=0), default=2, show_default=True,
+              help="With --peers: rounds of bursts, three launches each.")
+@click.option("--idle", "idle_s", type=click.FloatRange(min=0), default=0.5, show_default=True, metavar="SECONDS",
+              help="With --peers: rest before each burst.")
+@click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Also write Markdown tables here.")
+@click.option("--json", "json_to", is_flag=False, flag_value="-", metavar="[FILE]",
+              help="Print JSON instead of a table, or write it to a file beside the table.")
 def command(
     gpu_name: str,
     head_dims: tuple[str, ...],
     dtype: str,
     mask: str,
-    tokens: tuple[int, ...],
+    tokens: tuple[int, ...] | None,
     batch: int,
     heads: int,
     heads_kv: int | None,
-    config_name: str | None,
-    rounds: int,
-    sustained_s: float,
+    config_names: tuple[str, ...],
+    with_peers: bool,
+    rounds: int | None,
+    sustained_s: float | None,
+    burst_rounds: int,
+    idle_s: float,
     markdown: Path | None,
-    as_json: bool,
+    json_to: str | None,
 ) -> None:
     """Time tuned kernels against torch SDPA's flash and cuDNN backends on this GPU.
 
     `kernel` is the attention kernel alone, as papers quote it; `call` has the quantizers too, as a model pays for it.
-    Everyone runs in the same rounds, in random order, so that the ratios hold though clocks drift.
+    Everyone runs in the same rounds, in random order, so that the ratios hold though clocks drift. With --peers the
+    registry's fastest kernels of both tiers of accuracy race, by default at the shapes that have goals.
 
     \b
     Example:
       sagegen bench --gpu h200
+      sagegen bench --gpu h200 --peers --json race.json --markdown race.md
       sagegen bench --gpu h200 --head-dim 128 --causal --tokens 4096,16384 --markdown bench.md
     """
-    from sagegen.env import read_env
     from sagegen.gpu import find_gpu
-    from sagegen.measuring.comparison import host_text, to_markdown
-    from sagegen.measuring.jobs import Host
+    from sagegen.measuring.race import Pace
     from sagegen.measuring.subjects import require_gpu
-    from sagegen.measuring.worker import Worker
     from sagegen.problem import Shape
 
+    if len(config_names) > 1 and not with_peers:
+        raise click.UsageError("several --config need --peers")
     gpu = find_gpu(gpu_name)
     device = require_gpu(gpu, "bench times kernels")
-    problems = [
-        make_problem(head_dim, dtype, is_causal)
-        for head_dim in head_dims or map(str, HEAD_DIMS)
-        for is_causal in {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
-    ]
-    shapes = [Shape(batch, heads, heads_kv or heads, length, length) for length in tokens]
+    if with_peers:
+        pace = Pace(rounds or 3, 0.3 if sustained_s is None else sustained_s, burst_rounds, idle_s)
+        ask = Ask(head_dims, _MASKS[mask], tokens or (), dtype, batch, heads, heads_kv or heads, config_names, pace,
+                  json_to, markdown)
+        run_races(gpu, device, ask, _describe_machine)
+        return
+    problems = [make_problem(d, dtype, causal) for d in head_dims or map(str, HEAD_DIMS) for causal in _MASKS[mask]]
+    shapes = [Shape(batch, heads, heads_kv or heads, length, length) for length in tokens or _TOKENS]
+    work = [(problem, shape) for problem in problems for shape in shapes]
+    config_name = config_names[0] if config_names else None
+    _compare(gpu, device, work, config_name, rounds or 40, sustained_s or 0.0, markdown, json_to)
+# fmt: on
+
+
+def _compare(
+    gpu: Gpu,
+    device: DetectedGpu,
+    work: list[tuple[Problem, Shape]],
+    config_name: str | None,
+    rounds: int,
+    sustained_s: float,
+    markdown: Path | None,
+    json_to: str | None,
+) -> None:
+    """Time the kernel of each problem and shape beside torch SDPA, and print a table."""
+    from sagegen.env import read_env
+    from sagegen.measuring.comparison import host_text, to_markdown
+    from sagegen.measuring.jobs import Host
+    from sagegen.measuring.worker import Worker
+
     env = read_env()
     rows: list[Comparison] = []
     with tempfile.TemporaryDirectory(prefix="sagegen-") as folder, Worker(device.index) as worker:
         machine = _describe_machine(device, worker)
-        host = host_text(worker.run(Host(problems[0].name), _TIMEOUT_S))
-        for problem in problems:
-            for shape in shapes:
-                subject = _find_subject(gpu, problem, shape, config_name, env, Path(folder))
-                rows.append(_measure(worker, subject, shape, rounds, sustained_s))
-                click.echo(_to_line(rows[-1]), err=True)
-    if as_json:
-        facts = {"rounds": rounds, "sustained_s": sustained_s, "host": host}
-        facts["comparisons"] = [row.as_values() for row in rows]
-        click.echo(json.dumps({"machine": machine, **facts}))
+        host = host_text(worker.run(Host(work[0][0].name), _TIMEOUT_S))
+        for problem, shape in work:
+            subject = _find_subject(gpu, problem, shape, config_name, env, Path(folder))
+            rows.append(_measure(worker, subject, shape, rounds, sustained_s))
+            click.echo(_to_line(rows[-1]), err=True)
+    facts = {"rounds": rounds, "sustained_s": sustained_s, "host": host}
+    text = json.dumps({"machine": machine, **facts, "comparisons": [row.as_values() for row in rows]})
+    if json_to == "-":
+        click.echo(text)
     else:
         _print_table(rows)
         click.echo(host)
     if markdown:
         markdown.write_text(to_markdown(rows, machine, rounds, sustained_s, host))
-        click.echo(f"Written to {markdown}", err=True)
+    if json_to not in (None, "-"):
+        Path(str(json_to)).write_text(text + "\n")
+    for file in (markdown, json_to):
+        if file not in (None, "-"):
+            click.echo(f"Written to {file}", err=True)
     if any(row.failure for row in rows):
         raise SystemExit(1)
-# fmt: on
 
 
 def _find_subject(gpu: Gpu, problem: Problem, shape: Shape, config_name: str | None, env: Env, folder: Path) -> Subject:
