@@ -119,6 +119,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
             "named_barrier",
             "mbarrier",
             "bulk_copy",
+            "convert_half2",
             "packed",
             "atomic",
             "grid",

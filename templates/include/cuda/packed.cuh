@@ -24,24 +24,6 @@ __device__ __forceinline__ uint32_t add_half2(uint32_t a, uint32_t b) {
     asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
     return d;
 }
-// Two floats to fp16, the first in the low half.
-__device__ __forceinline__ uint32_t pack_half2(float low, float high) {
-    uint32_t word;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-}
-// The fp16 in the low half of a word.
-__device__ __forceinline__ float half_to_float(uint32_t word) {
-    float x;
-    asm("{\n"
-        ".reg .f16 low, high;\n"
-        "mov.b32 {low, high}, %1;\n"
-        "cvt.f32.f16 %0, low;\n"
-        "}"
-        : "=f"(x)
-        : "r"(word));
-    return x;
-}
 // 1 / x within 1 ulp by the special function unit.
 __device__ __forceinline__ float reciprocal_approx(float x) {
     float y;

@@ -25,14 +25,6 @@ __device__ __forceinline__ uint32_t fma_half2(uint32_t a, uint32_t b, uint32_t c
 __device__ __forceinline__ uint32_t add_half2(uint32_t a, uint32_t b) {
     return emulator::fma_half2(a, 0x3c003c00u, b);  // times one
 }
-// Two floats to fp16, the first in the low half.
-__device__ __forceinline__ uint32_t pack_half2(float low, float high) {
-    return emulator::float_to_half(low) | static_cast<uint32_t>(emulator::float_to_half(high)) << 16;
-}
-// The fp16 in the low half of a word.
-__device__ __forceinline__ float half_to_float(uint32_t word) {
-    return emulator::half_to_float(static_cast<uint16_t>(word));
-}
 // 1 / x within 1 ulp by the special function unit.
 __device__ __forceinline__ float reciprocal_approx(float x) { return 1.0f / x; }
 __device__ __forceinline__ int float_to_int(float x) { return emulator::float_to_int(x); }
