@@ -14,7 +14,8 @@ from sagegen.measuring.verdict import Summary, Verdict, compare, summarize
 from sagegen.measuring.worker import Worker
 
 Mode = Literal["sustained", "burst"]
-_TIMEOUT_S = 600.0
+#: Of a race, beside thrice its estimate: loading, cuDNN's plans, launches that are longer than a sample.
+_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +182,13 @@ def hold_race(worker: Worker, leg: Leg, contenders: Sequence[Contender], pace: P
     running = [contender for contender in contenders if contender.tiers]
     absent = {c.subject.config.name: c.note or "accurate enough for no tier" for c in contenders if not c.tiers}
     peers = list(PEERS)
+    timeout_s = 3 * estimate_seconds([(leg, running)], pace) + _GRACE_S
     while True:
         job = Race(
             tuple(contender.subject.candidate for contender in running), leg.problem.name, leg.shape, worker.gpu_index,
             leg.parts, tuple(peers), pace.rounds, pace.sustained_s, pace.burst_rounds, pace.idle_s,
         )  # fmt: skip
-        reply = worker.run(job, _TIMEOUT_S)
+        reply = worker.run(job, timeout_s)
         if reply.outcome == "ok":
             return _make_standing(leg, running, absent, reply)
         failure = f"{reply.outcome}: {reply.reason}"

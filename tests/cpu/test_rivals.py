@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
+from msgspec import structs
 
-from sagegen.measuring import bench, rivals
+from sagegen.measuring import bench, measure, rivals
 from sagegen.measuring.inputs import draw_normal
-from sagegen.measuring.jobs import BURST_LAUNCHES, CUDNN_FP8, SDPA_CUDNN, SDPA_FLASH, Race
+from sagegen.measuring.jobs import BURST_LAUNCHES, CUDNN_FP8, SDPA_CUDNN, SDPA_FLASH, Candidate, Race
 from sagegen.measuring.rivals import Rival, agreement, find_peers, own_rivals, run_race
 from sagegen.measuring.telemetry import GpuState
 from sagegen.problem import Shape
@@ -92,8 +95,8 @@ def test_clocks_are_those_of_sustained_samples_on_the_named_gpu(race) -> None:
 
 
 class FakeCall:
-    def __init__(self, name: str, seen: list[str]) -> None:
-        self.name, self.seen, self.out = name, seen, torch.ones(2)
+    def __init__(self, name: str, seen: list[str], out: torch.Tensor | None = None) -> None:
+        self.name, self.seen, self.out = name, seen, out
 
     def launch(self) -> None:
         self.seen.append(f"{self.name} call")
@@ -154,6 +157,59 @@ def test_only_the_wanted_sdpa_backends_run(inputs) -> None:
     assert {*found, *absent} == {SDPA_CUDNN}
     found, absent = bench.find_peers(inputs.q, inputs.k, inputs.v, False)
     assert {*found, *absent} == {SDPA_FLASH, SDPA_CUDNN}
+
+
+@pytest.fixture
+def worker_bench(monkeypatch, inputs):
+    """A worker's Bench whose programs are calls that note their launches; and what was launched, and told."""
+    seen: list[str] = []
+    told: list[str] = []
+    monkeypatch.setattr(rivals, "read_state", lambda index: GpuState())
+    monkeypatch.setattr(
+        rivals, "find_peers", lambda *arguments: ({SDPA_FLASH: Rival(SDPA_FLASH, peer)}, {"x": "y"}, {})
+    )
+    monkeypatch.setattr(measure, "_loaded", lambda candidates, tell: nullcontext(candidates))
+    own = measure.Bench()
+    monkeypatch.setattr(own, "_bind", lambda candidate, shape: FakeCall(candidate.config, seen, inputs.q))
+    monkeypatch.setattr(own, "_draw", lambda head_dim, dtype, shape: inputs)
+
+    def peer() -> None:
+        seen.append(SDPA_FLASH)
+
+    times = {"a call": 2000.0, "a attention": 1000.0, "b call": 4000.0, "b attention": 3000.0, SDPA_FLASH: 5000.0}
+    monkeypatch.setattr(own, "_event_timer", lambda: Stopwatch(times, seen))
+    return own, told
+
+
+def test_the_worker_answers_with_everyones_times(worker_bench) -> None:
+    own, told = worker_bench
+    field = (Candidate("a.cubin", "d64_bf16_full_int8", "a"), Candidate("b.cubin", "d64_bf16_full_int8", "b"))
+    reply = own.do(structs.replace(job(), candidates=field), told.append)
+    assert (reply.outcome, reply.reason) == ("ok", "")
+    assert {name: times[0] for name, times in reply.data["sustained_us"].items()} == {
+        "kernel 0": 1000.0, "call 0": 2000.0, "kernel 1": 3000.0, "call 1": 4000.0, SDPA_FLASH: 5000.0,
+    }  # fmt: skip
+    assert set(reply.data["agreement"]) == {"kernel 0", "call 0", "kernel 1", "call 1"}
+    assert (reply.data["absent"], reply.data["clock_mhz"][SDPA_FLASH]) == ({"x": "y"}, [None] * 3)
+    assert {"d64_bf16_full_int8_a", "d64_bf16_full_int8_b", SDPA_FLASH} == set(told)
+    json.dumps(reply.data)
+
+
+def test_times_outlive_a_check_that_has_no_memory(worker_bench, monkeypatch) -> None:
+    own, told = worker_bench
+    monkeypatch.setattr(rivals, "agreement", lambda *arguments: raise_(torch.OutOfMemoryError("CUDA out of memory")))
+    reply = own.do(job(), told.append)
+    assert (reply.outcome, reply.data["agreement"]) == ("ok", {})
+    assert reply.data["sustained_us"][SDPA_FLASH] == [5000.0] * 3
+
+
+def test_a_context_that_a_peer_spoiled_is_a_crash(worker_bench, monkeypatch) -> None:
+    own, told = worker_bench
+    error = getattr(torch, "AcceleratorError", RuntimeError)
+    monkeypatch.setattr(rivals, "find_peers", lambda *arguments: raise_(error("CUDA error: misaligned address\nmore")))
+    monkeypatch.setattr(measure, "_context_is_alive", lambda: False)
+    reply = own.do(job(), told.append)
+    assert (reply.outcome, reply.reason) == ("crash", "CUDA error: misaligned address")
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
