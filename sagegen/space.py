@@ -84,6 +84,7 @@ class MmaConfig:
     head_rows: ClassVar[int] = 1
     statistics: ClassVar[int] = 1
     measured_tensors: ClassVar[int] = 1
+    is_persistent: ClassVar[bool] = False
     row_sum: ClassVar[str] = "fadd"
 
     @property
@@ -150,7 +151,8 @@ class WgmmaConfig:
     quantize_rows: ClassVar[int] = 128
     granularity: ClassVar[str] = "thread"
     q_span: ClassVar[int] = 8
-    statistics: ClassVar[int] = 3  # sum, largest and smallest value of every channel
+    statistics: ClassVar[int] = 4  # sum, largest, smallest and bad values of every channel
+    is_persistent: ClassVar[bool] = True
     measured_tensors: ClassVar[int] = 2  # K and V, each by blocks of its own
 
     @property
@@ -190,7 +192,7 @@ class WgmmaConfig:
     @property
     def head_rows(self) -> int:
         """Rows of head_dim floats that the quantizer leaves for each KV head."""
-        return 1 + self.smooths_v + self.bounds_steps
+        return 2 + self.smooths_v
 
     @property
     def accum_depth(self) -> int:

@@ -55,12 +55,17 @@ def step_of_one_weight(problem, q, k, v):
 
     P is at most 1 before its scale, so a step of it moves a row by E4M3_STEP * |V| over the row's sum.
     """
+    row_sum = row_sums(problem, q, k)
+    return E4M3_STEP * v.float().abs().max() / row_sum
+
+
+def row_sums(problem, q, k):
+    """Sum of a row's weights, its largest being 1, [batch, heads_q, q_len, 1]."""
     scores = q.float() @ k.float().repeat_interleave(2, 1).transpose(-1, -2) * problem.head_dim**-0.5
     if problem.is_causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + k.shape[2] - q.shape[2])
         scores.masked_fill_(hidden, -torch.inf)
-    row_sum = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)
-    return E4M3_STEP * v.float().abs().max() / row_sum
+    return (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize(("problem", "index"), CASES)
@@ -91,4 +96,7 @@ def test_card_and_emulator_agree(kernels, gpu, problem, index, figures):
     )
     assert relative_l2 <= 1e-3
     assert bool((error <= allowed).all())
-    torch.testing.assert_close(lse, card_lse, atol=1e-3, rtol=0)
+    allowed_lse = torch.full_like(lse, 1e-3)
+    if kernel.config.row_sum == "ones":  # the sum of rounded weights, of which one may be a step off
+        allowed_lse += E4M3_STEP / row_sums(problem, q, k).squeeze(-1)
+    assert bool(((lse - card_lse).abs() <= allowed_lse).all())
