@@ -115,14 +115,12 @@ WGMMA_PARAMS = (
     Param("consumers", "c", (2, 3), "consumer warpgroups of a block; each takes 64 query rows"),
     Param("block_k", "bk", (64, 128, 192, 256), "keys of a tile"),
     Param("stages", "st", (2, 3, 4), "K/V tiles in flight through shared memory"),
-    Param("schedule", "sc", ("plain", "overlap"), "wait for each product, or softmax of one tile beside P V of the last"),
-    Param(
-        "accumulation", "ac", ("two", "one"), "FP8 sums are promoted to FP32 every tile, or never and V is smoothed"
-    ),
+    Param("schedule", "sc", ("plain", "overlap"), "wait for each product, or softmax of a tile beside P V of the last"),
+    Param("accumulation", "ac", ("two", "one"), "FP8 sums are promoted to FP32 every tile, or never and V is smoothed"),
     Param("k_span", "ks", (64, 128, 192, 256), "keys that a set of scales covers, one per thread of a quad"),
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("row_sum", "su", ("fadd", "ones"), "sum of P: added up before it is rounded, or a column of ones beside V"),
-    Param("exponent", "ex", ("mufu", "packed"), "2^x by the special function unit, or E4M3 bits in packed 16-bit steps"),
+    Param("exponent", "ex", ("mufu", "packed"), "2^x by the special function unit, or in packed 16-bit steps"),
 )
 
 

@@ -265,12 +265,20 @@ def test_functions_are_called_by_their_plain_names(name: str, plain: str) -> Non
     assert places._plain_name(name) == plain
 
 
+def line_of(piece: str) -> int:
+    """The line of the CUDA text that holds `piece`."""
+    return next(number for number, line in enumerate(CUDA_LINES, 1) if piece in line)
+
+
+CUDA_LINES = render(PROBLEM, CONFIG).text.split("\n")
+#: Of a device function, and of a kernel's own body.
+LOAD, SUMS = line_of("uint4 load_8("), line_of("float* const k_sums")
 ADDR2LINE = f"""\
 0x000000000000122f
 uint4::uint4(uint4 const&)
 /sagegen/device_layer:77
 load_8(unsigned short const*)
-/sagegen/{SOURCE.name}.cu:277
+/sagegen/{SOURCE.name}.cu:{LOAD}
 operator()
 /sagegen/{SOURCE.name}.cu:300 (discriminator 4)
 stats_{SOURCE.name}
@@ -298,7 +306,7 @@ def addr2line(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_a_place_is_the_first_frame_of_the_kernels_own_text(addr2line: list[list[str]]) -> None:
     found = find_places(Path("kernel.so"), [0x1230, 0x2001, 0x1230, 0], TEXT)
     assert addr2line[0][-2:] == ["0x122f", "0x2000"]  # the call is before its return address
-    assert found == {0x1230: Place(277, ("load_8", "stats")), 0x2001: Place(0, ())}
+    assert found == {0x1230: Place(LOAD, ("load_8", "stats")), 0x2001: Place(0, ())}
 
 
 def test_without_addr2line_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,21 +326,21 @@ def test_a_failing_addr2line_is_no_error(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_error_names_kind_kernel_block_thread_and_line_and_quotes_it() -> None:
     report = Report("race", 3, 45, 0, 0x1230, "thread 45 reads at {0x1230}, thread 2 writes at {0x2001}")
     error = make_error(report, "stats", TEXT, Path("kernel.so"), "see line {}".format)
-    assert (error.kind, error.kernel, error.block, error.thread, error.line) == ("race", "stats", 3, 45, 277)
+    assert (error.kind, error.kernel, error.block, error.thread, error.line) == ("race", "stats", 3, 45, LOAD)
     first, quoted, source = error.message.split("\n")
     assert first == (
-        "race in kernel stats, block 3, thread 45, line 277 (load_8 < stats): thread 45 reads at line 277 "
+        f"race in kernel stats, block 3, thread 45, line {LOAD} (load_8 < stats): thread 45 reads at line {LOAD} "
         "(load_8 < stats), thread 2 writes at address 0x2001 of the library"
     )
-    assert quoted == f"    277 | {TEXT.line(277)}"
+    assert quoted == f"    {LOAD} | {TEXT.line(LOAD)}"
     assert source == f"    in {SOURCE.name}"
-    assert error.remedy == "see line 277"
+    assert error.remedy == f"see line {LOAD}"
 
 
 def test_a_line_from_the_wrapper_needs_no_address() -> None:
-    error = make_error(Report("deadlock", 0, 0, 320, 0, "stuck"), "stats", TEXT, Path("kernel.so"), str)
-    assert error.line == 320
-    assert "line 320 (stats): stuck" in error.message
+    error = make_error(Report("deadlock", 0, 0, SUMS, 0, "stuck"), "stats", TEXT, Path("kernel.so"), str)
+    assert error.line == SUMS
+    assert f"line {SUMS} (stats): stuck" in error.message
 
 
 def test_without_any_place_the_rest_is_told() -> None:
@@ -345,17 +353,17 @@ def test_without_any_place_the_rest_is_told() -> None:
 def test_bank_counts_of_a_line_are_summed() -> None:
     banks = {
         ("stats", Site(0x1230, 0, 16, False)): (10, 80, 40),
-        ("stats", Site(0x2001, 277, 16, False)): (1, 8, 4),  # the same line from another instruction
-        ("stats", Site(0, 320, 4, True)): (5, 5, 5),
-        ("quantize", Site(0, 320, 4, True)): (0, 0, 0),
+        ("stats", Site(0x2001, LOAD, 16, False)): (1, 8, 4),  # the same line from another instruction
+        ("stats", Site(0, SUMS, 4, True)): (5, 5, 5),
+        ("quantize", Site(0, SUMS, 4, True)): (0, 0, 0),
     }
     uses = sum_banks(banks, TEXT, Path("kernel.so"))  # type: ignore[arg-type]
     assert [(u.kernel, u.line, u.bytes, u.is_write, u.accesses, u.wavefronts, u.ideal) for u in uses] == [
-        ("stats", 277, 16, False, 11, 88, 44),
-        ("stats", 320, 4, True, 5, 5, 5),
+        ("stats", LOAD, 16, False, 11, 88, 44),
+        ("stats", SUMS, 4, True, 5, 5, 5),
     ]
     assert [use.conflict_share for use in uses] == [0.5, 0.0]
-    assert uses[0].text == TEXT.line(277)
+    assert uses[0].text == TEXT.line(LOAD)
 
 
 # --- a call's memory

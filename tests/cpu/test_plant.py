@@ -38,7 +38,7 @@ def test_a_source_without_the_kernel_is_refused() -> None:
 
 def test_the_blanked_digest_does_not_see_the_kernels_name() -> None:
     source = HONEST.source
-    renamed = replace(source, name="other", text=source.text.replace(source.name, "other"))
+    renamed = replace(source, name="a_new_name", text=source.text.replace(source.name, "a_new_name"))
     assert Variant(renamed).blank_sha256 == HONEST.blank_sha256
     assert renamed.sha256 != source.sha256
 
