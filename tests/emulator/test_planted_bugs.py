@@ -276,7 +276,7 @@ BUGS = [
     ),
     Bug(
         "q_not_waited_for",
-        (("        device::mbarrier_wait(&barriers.q_full, q_parity);\n", ""),),
+        (("    device::mbarrier_wait(&barriers.q_full, count % 2);\n", ""),),
         "in_flight",
         "q_scales[0]",
         WGMMA,
