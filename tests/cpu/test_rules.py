@@ -150,7 +150,7 @@ def test_what_the_prototype_showed_to_be_fast_is_valid(config: WgmmaConfig) -> N
 
 
 def test_the_default_of_hopper_is_wgmma_unless_the_toolkit_is_too_old() -> None:
-    assert default_config(H200) == WGMMA
+    assert default_config(H200) == default_wgmma_config()
     assert default_config(replace(H200, toolkit=(12, 6))).family == "mma"
     assert {name for name, gpu in GPUS.items() if default_config(replace(H200, gpu=gpu)).family == "wgmma"} == {
         "h20",
