@@ -84,6 +84,9 @@ ORDER = (
     "measuring.goals",
     "measuring.race",
     "measuring.race_report",
+    "measuring.variations",
+    "measuring.around",
+    "measuring.around_report",
     # searching
     "tuning.journal",
     "tuning.events",
@@ -123,7 +126,7 @@ TUNE_PATH = (
 )
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
-SHARED_COMMAND_MODULES = {"sagegen.cli.options", "sagegen.cli.race", "sagegen.cli.values", "sagegen.cli.watch"}
+SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options", "race", "values", "watch")}
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 
