@@ -6,6 +6,7 @@ without a GPU (`replay`).
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 import statistics
@@ -164,7 +165,7 @@ def _open_after_last_newline(path: Path) -> int:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """Every readable record of `path`, in order; [] if there is no file.
+    """Every readable record of `path`, in order; [] if there is no file. A name that ends in `.gz` is unpacked.
 
     Lines of another schema, and lines that are no records, are skipped with one warning: a journal is evidence, and
     one damaged line must not cost the rest.
@@ -172,7 +173,8 @@ def read_journal(path: Path) -> list[Record]:
     if not path.exists():
         return []
     records, skipped = [], 0
-    for line in path.read_bytes().split(b"\n"):
+    data = path.read_bytes()
+    for line in (gzip.decompress(data) if path.suffix == ".gz" else data).split(b"\n"):
         if not line:
             continue
         try:

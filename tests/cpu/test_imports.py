@@ -89,6 +89,7 @@ ORDER = (
     "measuring.around_report",
     # searching
     "tuning.journal",
+    "tuning.distances",
     "tuning.events",
     "tuning.tile_cost",
     "tuning.mma_cost",
