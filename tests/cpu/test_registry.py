@@ -448,4 +448,43 @@ def test_four_decimals_decide_what_is_fine():
     assert is_fine({"normal": {"cosine": 0.99926}, "channel_offsets": {"cosine": 0.99886}})
     assert not is_fine({"normal": {"cosine": 0.99924}})
     assert not is_fine({"normal": {"cosine": 0.9995}, "channel_offsets": {"cosine": 0.9988}})
-    assert make_entry(min_cosine=0.99926).reached_cosine == 0.9993
+
+
+@pytest.mark.parametrize(("l1", "fine"), [(0.038, True), (0.0382, False)])
+def test_the_relative_l1_of_normal_inputs_decides_too(l1, fine):
+    assert is_fine({"normal": {"cosine": 0.9995, "relative_l1": l1}}) == fine
+    assert is_fine({"normal": {"cosine": 0.9995}, "channel_offsets": {"cosine": 0.9995, "relative_l1": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("cosine", "asked", "served"),
+    [
+        (0.99926, 0.9993, True),  # as is_fine has it
+        (0.99924, 0.9993, False),
+        (0.99926, 0.99926, True),
+        (0.99926, 0.99935, False),
+        (0.99895, 0.999, True),
+        (0.99894, 0.999, False),
+        (None, 0.999, True),
+        (None, 0.9991, False),
+    ],
+)
+def test_one_rule_says_whether_a_cosine_is_reached(cosine, asked, served):
+    entry = make_entry(min_cosine=cosine)
+    assert entry.serves(asked) == entry.is_accurate_for(asked) == served
+    if cosine is not None and asked == 0.9993:
+        assert is_fine({"normal": {"cosine": cosine}}) == served
+
+
+def test_a_coarse_kernel_is_not_for_who_asks_for_the_fine_tier():
+    # coarse by its relative L1: its cosine alone would do
+    coarse = make_entry(tier="coarse", min_cosine=0.99927)
+    assert coarse.serves(0.9992)
+    assert not coarse.serves(0.9993)
+    assert make_entry(min_cosine=0.99927).serves(0.9993)  # the only one of its bucket
+
+
+def test_torch_is_for_everyone_and_its_kernel_is_not():
+    entry = make_entry(answer="sdpa", min_cosine=0.9991)
+    assert entry.serves(0.9999)
+    assert not entry.is_accurate_for(0.9999)
