@@ -72,6 +72,8 @@ class Lengths(click.ParamType[tuple[int, ...]]):
               help="With --peers and --around: rounds of bursts, three launches each.")
 @click.option("--idle", "idle_s", type=click.FloatRange(min=0), default=0.5, show_default=True, metavar="SECONDS",
               help="With --peers and --around: rest before each burst.")
+@click.option("--min-cosine", type=click.FloatRange(max=1), default=0.999, show_default=True,
+              help="Without --peers and --around: time the kernel that answers calls with this min_cosine.")
 @click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Also write Markdown tables here.")
 @click.option("--json", "json_to", is_flag=False, flag_value="-", metavar="[FILE]",
               help="Print JSON instead of a table, or write it to a file beside the table.")
@@ -91,6 +93,7 @@ def command(
     sustained_s: float | None,
     burst_rounds: int,
     idle_s: float,
+    min_cosine: float,
     markdown: Path | None,
     json_to: str | None,
 ) -> None:
@@ -133,7 +136,7 @@ def command(
     shapes = [Shape(batch, heads, heads_kv or heads, length, length) for length in tokens or _TOKENS]
     work = [(problem, shape) for problem in problems for shape in shapes]
     config_name = config_names[0] if config_names else None
-    _compare(gpu, device, work, config_name, rounds or 40, sustained_s or 0.0, markdown, json_to)
+    _compare(gpu, device, work, config_name, min_cosine, rounds or 40, sustained_s or 0.0, markdown, json_to)
 # fmt: on
 
 
@@ -142,6 +145,7 @@ def _compare(
     device: DetectedGpu,
     work: list[tuple[Problem, Shape]],
     config_name: str | None,
+    min_cosine: float,
     rounds: int,
     sustained_s: float,
     markdown: Path | None,
@@ -159,7 +163,7 @@ def _compare(
         machine = _describe_machine(device, worker)
         host = host_text(worker.run(Host(work[0][0].name), _TIMEOUT_S))
         for problem, shape in work:
-            subject = _find_subject(gpu, problem, shape, config_name, env, Path(folder))
+            subject = _find_subject(gpu, problem, shape, config_name, min_cosine, env, Path(folder))
             rows.append(_measure(worker, subject, shape, rounds, sustained_s))
             click.echo(_to_line(rows[-1]), err=True)
     facts = {"rounds": rounds, "sustained_s": sustained_s, "host": host}
@@ -180,12 +184,14 @@ def _compare(
         raise SystemExit(1)
 
 
-def _find_subject(gpu: Gpu, problem: Problem, shape: Shape, config_name: str | None, env: Env, folder: Path) -> Subject:
+def _find_subject(
+    gpu: Gpu, problem: Problem, shape: Shape, config_name: str | None, min_cosine: float, env: Env, folder: Path
+) -> Subject:
     from sagegen.measuring.subjects import build_subjects, subject_for
     from sagegen.space import parse_config
 
     if config_name is None:
-        return subject_for(gpu, problem, shape.kv_len, env, folder)
+        return subject_for(gpu, problem, shape.kv_len, env, folder, min_cosine)
     return build_subjects(gpu, [problem], None if config_name == "default" else parse_config(config_name), env)[0]
 
 
