@@ -84,7 +84,8 @@ class _Case:
 def find_distances(records: Iterable[Record]) -> list[CaseDistances]:
     """The cases of a journal, in the order of its problems, by length; two where a fine winner is another.
 
-    The winner is who the last finals and their confirmation left in front; by the screens where there were no finals.
+    The winner is who the last finals and their confirmation left in front; by the screens where there were no finals,
+    or where a screen of someone else was faster.
     """
     found = []
     known = list(records)
@@ -150,8 +151,9 @@ def _tiers(case: _Case) -> Iterator[tuple[Tier | None, frozenset[str]]]:
 
 
 def _winner(case: _Case, among: frozenset[str]) -> str:
-    times = {c: s for c, s in case.finals.items() if c in among} or {c: case.screens[c] for c in among}
-    fastest = min(times, key=lambda config: times[config].median_us)
+    fastest = _fastest(case, among)
+    if fastest is None:
+        raise ValueError("a case has at least one config")
     for bout in case.confirmations:
         challenger, *holders = bout
         if challenger == fastest and holders and holders[0] in among:
@@ -160,16 +162,24 @@ def _winner(case: _Case, among: frozenset[str]) -> str:
     return fastest
 
 
+def _fastest(case: _Case, among: frozenset[str]) -> str | None:
+    """By the finals, unless a config that was not in them had a faster screen than their fastest."""
+    screens = {config: case.screens[config].median_us for config in among if config in case.screens}
+    finals = {config: case.finals[config].median_us for config in among if config in case.finals}
+    by_screen, by_final = (min(times, key=lambda c: times[c], default=None) for times in (screens, finals))
+    if by_screen is None or by_final is None:
+        return by_final or by_screen
+    is_missing = by_screen not in finals and screens[by_screen] < screens.get(by_final, 0.0)
+    return by_screen if is_missing else by_final
+
+
 def _measure(
     gpu: str, problem: str, tokens: int, tier: Tier | None, case: _Case, among: frozenset[str]
 ) -> CaseDistances:
     winner = _winner(case, among)
-    others = among - {winner}
-    in_finals = [config for config in case.finals if config in others]
-    pool = in_finals or [config for config in case.screens if config in others]
     roles: dict[Role, str | None] = {
         "winner": winner,
-        "runner-up": min(pool, key=lambda c: _of(case, c)[0].median_us, default=None),
+        "runner-up": _fastest(case, among - {winner}),
         "default": case.default,
         "worst": max((c for c in case.screens if c in among), key=lambda c: case.screens[c].median_us, default=None),
     }
