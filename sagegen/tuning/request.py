@@ -70,7 +70,7 @@ class Result:
     """What a run found.
 
     Attributes:
-        entries: for the registry, at most one per problem and bucket.
+        entries: for the registry, at most one per problem, bucket and tier.
         cubins: of the entries, by sha256.
         records: of every attempt that counts, earlier runs included.
         cause: what ended the run early: KeyboardInterrupt or an error of the machinery; None when it ran to its end.

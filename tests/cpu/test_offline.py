@@ -181,6 +181,7 @@ class FakeGate:
 
     fails: Callable[[Config], bool] = lambda config: False
     error: BaseException | None = None
+    figures: Callable[[Config], dict[str, float]] = lambda config: FIGURES
     asked: list[Config] = field(default_factory=list)
 
     def __call__(self, problem: Problem, config: Config) -> EmulatedVerdict:
@@ -189,7 +190,7 @@ class FakeGate:
             raise self.error
         if self.fails(config):
             return EmulatedVerdict("crash", "race in kernel attention, block 0", {}, 1.0)
-        return EmulatedVerdict("ok", "", {"normal": FIGURES}, 1.0)
+        return EmulatedVerdict("ok", "", {"normal": self.figures(config)}, 1.0)
 
 
 def test_winners_have_the_emulators_accuracy(tmp_path: Path, compiler: Compiler) -> None:
@@ -202,6 +203,25 @@ def test_winners_have_the_emulators_accuracy(tmp_path: Path, compiler: Compiler)
         assert (entry.provenance.kind, entry.provenance.accuracy_from) == ("predicted", "emulator")
     assert {r.config for r in result.records if r.figures} == {entry.config for entry in result.entries}
     assert [e.config for e in events if isinstance(e, GateStarted)] == [config.name for config in gate.asked]
+
+
+def test_a_bucket_whose_best_is_coarse_has_the_best_fine_one_too(tmp_path: Path, compiler: Compiler) -> None:
+    single = [entry.config for entry in tune(tmp_path).entries]
+    coarse, events = {**FIGURES, "relative_l1": 0.0382}, list[Event]()
+    gate = FakeGate(figures=lambda config: coarse if config.name == single[-1] else FIGURES)
+    entries = [e for e in tune(tmp_path, events.append, gate).entries if e.bucket.kv_max is None]
+    assert [(e.tier, e.accuracy["normal"].relative_l1) for e in entries] == [("coarse", 0.0382), ("fine", 0.03)]
+    assert entries[0].config == single[-1] != entries[1].config
+    assert entries[0].figures.predicted_full_us <= entries[1].figures.predicted_full_us  # type: ignore[operator]
+    decided = [e.bucket.rpartition(" ")[2] for e in events if isinstance(e, Decided)]
+    assert decided[-2:] == ["(coarse)", "(fine)"]
+
+
+def test_where_nothing_is_fine_the_search_for_it_ends(tmp_path: Path, compiler: Compiler) -> None:
+    gate = FakeGate(figures=lambda config: {**FIGURES, "cosine": 0.9991})
+    result = tune(tmp_path, gate=gate)
+    assert [entry.tier for entry in result.entries] == [None] * len(result.entries)
+    assert len(gate.asked) <= 7 * len(result.entries)
 
 
 def test_a_winner_that_fails_gives_way_to_the_next_best(tmp_path: Path, compiler: Compiler) -> None:
