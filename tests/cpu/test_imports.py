@@ -51,6 +51,7 @@ ORDER = (
     # what is kept
     "entry",
     "registry_file",
+    "registry_merge",
     "registry",
     # answering a call
     "runtime.arguments",
