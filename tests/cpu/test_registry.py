@@ -17,7 +17,7 @@ from sagegen.entry import is_fine
 from sagegen.env import Env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem, parse_problem
 from sagegen.registry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.registry_file import dump_entries, parse_entries
 from sagegen.space import MMA_PARAMS, MmaConfig, make_config
@@ -218,13 +218,14 @@ def test_a_predicted_entry_never_replaces_a_measured_one(env):
     assert registry.load_registry("h200", env).layers[0].entries == (measured, elsewhere)
 
 
-def test_a_measured_entry_replaces_all_that_it_overlaps(env):
+def test_a_measured_entry_replaces_what_it_overlaps_and_leaves_the_rest(env):
     path = env.tuned_dir / "h200.yaml"
     old = [make_entry(kv=(1, 100), kind="predicted"), make_entry(kv=(101, 200)), make_entry(kv=(201, None))]
     registry.save_entries(path, "h200", old, {})
     newer = make_entry(kv=(50, 150), config=PER_WARP)
     registry.save_entries(path, "h200", [newer], {})
-    assert registry.load_registry("h200", env).layers[0].entries == (newer, old[2])
+    below, above = (make_entry(kv=(1, 49), kind="predicted"), make_entry(kv=(151, 200)))
+    assert registry.load_registry("h200", env).layers[0].entries == (below, newer, above, old[2])
 
 
 def test_saving_keeps_cubins_that_are_named_and_drops_the_rest(env):
@@ -401,6 +402,57 @@ def test_what_yaml_or_the_schema_cannot_build_is_a_registry_error(old, new):
     assert old in text
     with pytest.raises(RegistryError, match=r"h200\.yaml:"):
         parse_entries(text.replace(old, new, 1), "h200.yaml", "h200")
+
+
+# --- registries of three buckets, as they were tuned before there were five
+
+
+THREE = ((1, 2047), (2048, 8191), (8192, None))
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200", "l20", "rtx4090"])
+def test_what_ships_answers_every_length(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("SAGEGEN_TUNED_DIR", str(tmp_path))
+    problems = {entry.problem for layer in registry.load_registry(gpu).layers for entry in layer.entries}
+    assert problems
+    for name in problems:
+        for kv_len in (1, 1448, 1449, 2047, 2048, 2897, 5793, 8191, 8192, 11586, 10**6):
+            found = registry.lookup(GPUS[gpu], parse_problem(name), kv_len)
+            assert not found.out_of_range
+            assert found.entry.lengths.holds(kv_len)
+
+
+def test_five_buckets_take_over_from_three(env):
+    path = env.tuned_dir / "h200.yaml"
+    registry.save_entries(path, "h200", [make_entry(kv=kv) for kv in THREE], {})
+    five = [make_entry(kv=(t.bucket.kv_min, t.bucket.kv_max), config=PER_WARP) for t in TUNED_LENGTHS]
+    registry.save_entries(path, "h200", five, {})
+    assert registry.read_entries(path, "h200") == five
+    for tuned in TUNED_LENGTHS:
+        assert registry.lookup(GPUS["h200"], CAUSAL, tuned.tokens, env).entry.lengths == tuned.bucket
+
+
+def test_one_of_five_buckets_leaves_the_three_what_it_does_not_answer(env):
+    path = env.tuned_dir / "h200.yaml"
+    registry.save_entries(path, "h200", [make_entry(kv=kv) for kv in THREE], {})
+    middle = TUNED_LENGTHS[2].bucket  # 2897 to 5792
+    registry.save_entries(path, "h200", [make_entry(kv=(middle.kv_min, middle.kv_max), config=PER_WARP)], {})
+    own = {kv: registry.lookup(GPUS["h200"], CAUSAL, kv, env) for kv in (1, 2047, 2048, 2896, 2897, 5792, 5793, 8191)}
+    assert [kv for kv, found in own.items() if found.entry.config == PER_WARP] == [2897, 5792]
+    assert not any(found.out_of_range for found in own.values())
+    assert [e.lengths.name for e in registry.read_entries(path, "h200")] == [
+        "kv1-2047", "kv2048-2896", "kv2897-5792", "kv5793-8191", "kv8192-"
+    ]  # fmt: skip
+
+
+def test_a_users_three_buckets_and_five_that_ship_answer_side_by_side(env, tmp_path):
+    save(env.tuned_dir, "h200", *(make_entry(kv=kv) for kv in THREE[:1]))
+    save(
+        registry.shipped_dir(), "h200",
+        *(make_entry(kv=(t.bucket.kv_min, t.bucket.kv_max), config=PER_WARP) for t in TUNED_LENGTHS),
+    )  # fmt: skip
+    found = {kv: registry.lookup(GPUS["h200"], CAUSAL, kv, env).entry.lengths.name for kv in (1024, 2047, 2048, 9000)}
+    assert found == {1024: "kv1-2047", 2047: "kv1-2047", 2048: "kv1449-2896", 9000: "kv5793-11585"}
 
 
 # --- two entries of a bucket
