@@ -79,6 +79,6 @@ def _protocol(pace: Pace) -> str:
         "(half of it for causal) of the attention kernel alone, by the median; ± half of the 20..80 % range of times. "
         "`/ winner` is the sustained speed over the winner's, paired by round, with a 95 % interval. `with` names what "
         "else had to change to keep the rules. Cosine and relative L1 are of normal inputs at 2K tokens against FP64; "
-        "registers and spill bytes (stores + loads, per thread) are ptxas' of the attention kernel. The SM clock is "
-        "NVML's, read during the sustained samples."
+        "registers and spill bytes (stores + loads, per thread) are ptxas' of the attention kernel, before warpgroups "
+        "trade registers. The SM clock is NVML's, read during the sustained samples."
     )
