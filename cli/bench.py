@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sagegen.cli.around import run_around
 from sagegen.cli.options import gpu_option, make_problem
 from sagegen.cli.race import Ask, run_races
 from sagegen.problem import DTYPES, HEAD_DIMS
@@ -43,13 +44,14 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 @click.command("bench")
 @gpu_option
 @click.option("--head-dim", "head_dims", type=click.Choice([str(d) for d in HEAD_DIMS]), multiple=True,
-              help="Channels per head; may be repeated. [all]")
+              help="Channels per head; may be repeated. [all; with --around 128]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Input dtype.")
 @click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
-@click.option("--full", "mask", flag_value="full", help="Only without a mask.")
-@click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
+@click.option("--full", "mask", flag_value="full", help="Only without a mask; the default with --around.")
+@click.option("--both", "mask", flag_value="both", help="With and without; the default without --around.")
 @click.option("--tokens", type=Lengths(),
-              help=f"Lengths, separated by commas. [{','.join(map(str, _TOKENS))}; with --peers those with goals]")
+              help=f"Lengths, separated by commas. [{','.join(map(str, _TOKENS))}; with --peers those with goals; "
+              "with --around 16384]")
 @click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True)
 @click.option("--heads", type=click.IntRange(min=1), default=32, show_default=True, help="Query heads.")
 @click.option("--heads-kv", type=click.IntRange(min=1), help="Heads of K and V. [as --heads]")
@@ -58,14 +60,20 @@ class Lengths(click.ParamType[tuple[int, ...]]):
               "problem's name: d64_bf16_full_int8_NAME is for that problem alone.")
 @click.option("--peers", "with_peers", is_flag=True,
               help="Race against cuDNN's FP8 attention too, sustained and in bursts, and hold rows to their goals.")
+@click.option("--around", "around_name", metavar="NAME",
+              help="Race this config, or `default`, against every other value of each of its parameters, kernel alone, "
+              "as --peers times; a problem's name before it chooses that problem.")
 @click.option("--rounds", type=click.IntRange(min=2),
-              help="Each times everyone once, in an order of its own. [40; with --peers 3, sustained]")
+              help="Each times everyone once, in an order of its own. [40; with --peers 3, with --around 5, sustained]")
 @click.option("--sustained", "sustained_s", type=click.FloatRange(min=0), metavar="SECONDS",
-              help="A sample is so many seconds back to back instead of one launch with cold L2. [with --peers 0.3]")
+              help="A sample is so many seconds back to back instead of one launch with cold L2. "
+              "[with --peers and --around 0.3]")
 @click.option("--burst-rounds", type=click.IntRange(min=0), default=2, show_default=True,
-              help="With --peers: rounds of bursts, three launches each.")
+              help="With --peers and --around: rounds of bursts, three launches each.")
 @click.option("--idle", "idle_s", type=click.FloatRange(min=0), default=0.5, show_default=True, metavar="SECONDS",
-              help="With --peers: rest before each burst.")
+              help="With --peers and --around: rest before each burst.")
+@click.option("--min-cosine", type=click.FloatRange(max=1), default=0.999, show_default=True,
+              help="Without --peers and --around: time the kernel that answers calls with this min_cosine.")
 @click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Also write Markdown tables here.")
 @click.option("--json", "json_to", is_flag=False, flag_value="-", metavar="[FILE]",
               help="Print JSON instead of a table, or write it to a file beside the table.")
@@ -73,17 +81,19 @@ def command(
     gpu_name: str,
     head_dims: tuple[str, ...],
     dtype: str,
-    mask: str,
+    mask: str | None,
     tokens: tuple[int, ...] | None,
     batch: int,
     heads: int,
     heads_kv: int | None,
     config_names: tuple[str, ...],
     with_peers: bool,
+    around_name: str | None,
     rounds: int | None,
     sustained_s: float | None,
     burst_rounds: int,
     idle_s: float,
+    min_cosine: float,
     markdown: Path | None,
     json_to: str | None,
 ) -> None:
@@ -91,12 +101,14 @@ def command(
 
     `kernel` is the attention kernel alone, as papers quote it; `call` has the quantizers too, as a model pays for it.
     Everyone runs in the same rounds, in random order, so that the ratios hold though clocks drift. With --peers the
-    registry's fastest kernels of both tiers of accuracy race, by default at the shapes that have goals.
+    registry's fastest kernels of both tiers of accuracy race, by default at the shapes that have goals. With --around
+    a table says what each parameter of a config is worth.
 
     \b
     Example:
       sagegen bench --gpu h200
       sagegen bench --gpu h200 --peers --json race.json --markdown race.md
+      sagegen bench --gpu h200 --around default --head-dim 128 --causal --markdown around.md
       sagegen bench --gpu h200 --head-dim 128 --causal --tokens 4096,16384 --markdown bench.md
     """
     from sagegen.gpu import find_gpu
@@ -106,19 +118,25 @@ def command(
 
     if len(config_names) > 1 and not with_peers:
         raise click.UsageError("several --config need --peers")
+    if around_name and (with_peers or config_names):
+        raise click.UsageError("--around races one config and its variations: leave out --peers and --config")
     gpu = find_gpu(gpu_name)
     device = require_gpu(gpu, "bench times kernels")
-    if with_peers:
-        pace = Pace(rounds or 3, 0.3 if sustained_s is None else sustained_s, burst_rounds, idle_s)
-        ask = Ask(head_dims, _MASKS[mask], tokens or (), dtype, batch, heads, heads_kv or heads, config_names, pace,
-                  json_to, markdown)
-        run_races(gpu, device, ask, _describe_machine)
+    if with_peers or around_name:
+        pace = Pace(rounds or (5 if around_name else 3), 0.3 if sustained_s is None else sustained_s, burst_rounds,
+                    idle_s)
+        masks = _MASKS[mask or ("full" if around_name else "both")]
+        configs = (around_name,) if around_name else config_names
+        ask = Ask(head_dims, masks, tokens or (), dtype, batch, heads, heads_kv or heads, configs, pace, json_to,
+                  markdown)
+        (run_around if around_name else run_races)(gpu, device, ask, _describe_machine)
         return
-    problems = [make_problem(d, dtype, causal) for d in head_dims or map(str, HEAD_DIMS) for causal in _MASKS[mask]]
+    masks = _MASKS[mask or "both"]
+    problems = [make_problem(d, dtype, causal) for d in head_dims or map(str, HEAD_DIMS) for causal in masks]
     shapes = [Shape(batch, heads, heads_kv or heads, length, length) for length in tokens or _TOKENS]
     work = [(problem, shape) for problem in problems for shape in shapes]
     config_name = config_names[0] if config_names else None
-    _compare(gpu, device, work, config_name, rounds or 40, sustained_s or 0.0, markdown, json_to)
+    _compare(gpu, device, work, config_name, min_cosine, rounds or 40, sustained_s or 0.0, markdown, json_to)
 # fmt: on
 
 
@@ -127,6 +145,7 @@ def _compare(
     device: DetectedGpu,
     work: list[tuple[Problem, Shape]],
     config_name: str | None,
+    min_cosine: float,
     rounds: int,
     sustained_s: float,
     markdown: Path | None,
@@ -144,7 +163,7 @@ def _compare(
         machine = _describe_machine(device, worker)
         host = host_text(worker.run(Host(work[0][0].name), _TIMEOUT_S))
         for problem, shape in work:
-            subject = _find_subject(gpu, problem, shape, config_name, env, Path(folder))
+            subject = _find_subject(gpu, problem, shape, config_name, min_cosine, env, Path(folder))
             rows.append(_measure(worker, subject, shape, rounds, sustained_s))
             click.echo(_to_line(rows[-1]), err=True)
     facts = {"rounds": rounds, "sustained_s": sustained_s, "host": host}
@@ -165,12 +184,14 @@ def _compare(
         raise SystemExit(1)
 
 
-def _find_subject(gpu: Gpu, problem: Problem, shape: Shape, config_name: str | None, env: Env, folder: Path) -> Subject:
+def _find_subject(
+    gpu: Gpu, problem: Problem, shape: Shape, config_name: str | None, min_cosine: float, env: Env, folder: Path
+) -> Subject:
     from sagegen.measuring.subjects import build_subjects, subject_for
     from sagegen.space import parse_config
 
     if config_name is None:
-        return subject_for(gpu, problem, shape.kv_len, env, folder)
+        return subject_for(gpu, problem, shape.kv_len, env, folder, min_cosine)
     return build_subjects(gpu, [problem], None if config_name == "default" else parse_config(config_name), env)[0]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 400
 #: Starting the worker, importing torch, cuDNN's plans: a guess that `--peers` adds to its estimate.
-_START_S = 20.0
+START_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Ask:
     """What the command line asks for; empty `tokens` are the goals' rows, empty `head_dims` and `masks` are all.
 
     Attributes:
-        configs: as `contenders.parse_named` reads them; none: the registry's.
+        configs: as `contenders.parse_named` reads them; none: the registry's. With `--around` it is one.
         json_to, markdown: files to write, `-` is stdout.
     """
 
@@ -81,7 +81,7 @@ def run_races(gpu: Gpu, device: DetectedGpu, ask: Ask, describe: Callable[[Detec
         cases = [(leg.problem, leg.shape.kv_len) for leg in legs]
         contenders = gather_contenders(gpu, cases, named, read_env(), Path(folder))
         field = [(leg, contenders[leg.problem, leg.shape.kv_len]) for leg in legs]
-        seconds = estimate_seconds(field, ask.pace) + _START_S
+        seconds = estimate_seconds(field, ask.pace) + START_S
         click.echo(f"{len(legs)} races, about {seconds:.0f} s of the GPU", err=True)
         machine = describe(device, worker)
         for standing in hold_races(worker, field, ask.pace):
@@ -108,15 +108,15 @@ def _write(standings: Sequence[Standing], machine: Any, ask: Ask) -> None:
     if ask.json_to not in (None, "-"):
         Path(str(ask.json_to)).write_text(_to_json(standings, machine, ask.pace) + "\n")
     if ask.markdown:
-        ask.markdown.write_text(to_markdown(standings, machine, ask.pace, _command_line()))
+        ask.markdown.write_text(to_markdown(standings, machine, ask.pace, command_line()))
 
 
 def _to_json(standings: Sequence[Standing], machine: Any, pace: Pace) -> str:
     rows = [standing.as_values() for standing in standings]
-    return json.dumps({"machine": machine, "command": _command_line(), "pace": asdict(pace), "races": rows})
+    return json.dumps({"machine": machine, "command": command_line(), "pace": asdict(pace), "races": rows})
 
 
-def _command_line() -> str:
+def command_line() -> str:
     return shlex.join(["sagegen", *sys.argv[1:]])
 
 
@@ -126,8 +126,8 @@ def _print(standings: Sequence[Standing], machine: Any, ask: Ask) -> None:
     if ask.json_to == "-":
         click.echo(_to_json(standings, machine, ask.pace))
         return
-    _print_table("sustained, our fastest of each tier against what is asked", SCORE_HEADINGS, score_rows(standings))
-    _print_table("everyone", RIVAL_HEADINGS, rival_rows(standings))
+    print_table("sustained, our fastest of each tier against what is asked", SCORE_HEADINGS, score_rows(standings))
+    print_table("everyone", RIVAL_HEADINGS, rival_rows(standings))
     for remark in remarks(standings):
         click.echo(remark)
     for file in (ask.json_to, ask.markdown):
@@ -135,7 +135,7 @@ def _print(standings: Sequence[Standing], machine: Any, ask: Ask) -> None:
             click.echo(f"Written to {file}", err=True)
 
 
-def _print_table(title: str, headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
+def print_table(title: str, headings: Sequence[str], rows: Iterable[tuple[str, ...]]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -1,9 +1,10 @@
-"""`sagegen show`: the tuned registry, one problem's entries in full, or the search space."""
+"""`sagegen show`: the tuned registry, one problem's entries in full, a journal's winners, or the search space."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -12,6 +13,7 @@ from sagegen.cli.options import json_option, make_problem, problem_options
 
 if TYPE_CHECKING:
     from sagegen.entry import Entry
+    from sagegen.tuning.distances import CaseDistances, Distance
 
 _WIDTH = 240
 
@@ -28,22 +30,34 @@ class _Row(NamedTuple):
 @click.command("show")
 @click.option("--gpu", "gpu_name", metavar="NAME", help="Only this GPU's registry; else all that exist.")
 @click.option("--problem", "problem_name", metavar="NAME", help="Print this problem's entries in full.")
+@click.option(
+    "--journal",
+    "journal_path",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Show how far others are from the winners of this journal; it may be packed (.jsonl.gz).",
+)
 @click.option("--space", "show_space", is_flag=True, help="Show the parameters of the search space instead.")
 @problem_options
 @json_option
 def command(
     gpu_name: str | None,
     problem_name: str | None,
+    journal_path: Path | None,
     show_space: bool,
     head_dim: str,
     dtype: str,
     is_causal: bool,
     as_json: bool,
 ) -> None:
-    """Show the tuned registry, one problem's entries, or the search space.
+    """Show the tuned registry, one problem's entries, a journal's winners, or the search space.
 
     An entry is stale when its config renders another source today than the one its kernel was built from: the kernel
     goes on serving, its figures are of the old source.
+
+    With --journal, per problem and length: the winner of the last finals, the runner-up, the default config, and the
+    slowest valid config that was measured; `winner` is how many times faster the winner is, with a 95 % interval where
+    both ran in the same rounds. `screen` marks times that are of no finals.
 
     --head-dim, --dtype and --causal say for which problem --space counts valid configs.
 
@@ -51,6 +65,7 @@ def command(
     Example:
       sagegen show --gpu l20
       sagegen show --gpu l20 --problem d128_bf16_causal_int8
+      sagegen show --journal docs/gpu-runs/2026-11-30-h200-bf16-journal.jsonl.gz
       sagegen show --space --gpu l20 --head-dim 64
     """
     from sagegen.gpu import GPUS, find_gpu
@@ -61,6 +76,9 @@ def command(
         return
     if problem_name is not None:
         parse_problem(problem_name)
+    if journal_path is not None:
+        _show_journal(journal_path, gpu_name, problem_name, as_json)
+        return
     names = list(GPUS) if gpu_name is None else [find_gpu(gpu_name).name]
     rows, errors = _read_rows(names)
     rows = [row for row in rows if problem_name in (None, row.entry.problem)]
@@ -157,6 +175,52 @@ def _print_details(rows: list[_Row]) -> None:
     for row in rows:
         click.echo(f"# {row.gpu}, {_origin(row)}")
         click.echo(dump_entries(row.gpu, [row.entry]).split("entries:\n", 1)[1].removesuffix("...\n"))
+
+
+def _show_journal(path: Path, gpu_name: str | None, problem_name: str | None, as_json: bool) -> None:
+    from sagegen.tuning.distances import find_distances
+    from sagegen.tuning.journal import read_journal
+
+    cases = [
+        case
+        for case in find_distances(read_journal(path))
+        if gpu_name in (None, case.gpu) and problem_name in (None, case.problem)
+    ]
+    if as_json:
+        click.echo(json.dumps({"journal": str(path), "cases": [case.as_values() for case in cases]}))
+    elif not cases:
+        click.echo(f"{path} has no config that was measured{' for what was asked' if gpu_name or problem_name else ''}")
+    else:
+        _print_distances(cases)
+
+
+def _print_distances(cases: list[CaseDistances]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("GPU", "problem", "tokens", "tier", "who", box=None, header_style="bold")
+    for title in ("TOPS", "us", "winner", "interval"):
+        table.add_column(title, justify="right")
+    table.add_column("from")
+    table.add_column("config")
+    for case in cases:
+        for distance in case.distances:
+            place = (case.gpu, case.problem, str(case.tokens), case.tier or "-")
+            table.add_row(*place, *_distance_cells(distance))
+    Console(width=max(Console().width, _WIDTH)).print(table)
+
+
+def _distance_cells(distance: Distance) -> tuple[str, ...]:
+    interval = "-" if distance.interval is None else "{:.3f}..{:.3f}".format(*distance.interval)
+    return (
+        distance.role,
+        f"{distance.tops:.0f}",
+        f"{distance.kernel_us:.1f}",
+        f"{distance.behind:.3f}x",
+        interval,
+        distance.phase,
+        distance.config,
+    )
 
 
 def _show_space(gpu_name: str | None, head_dim: str, dtype: str, is_causal: bool, as_json: bool) -> None:

@@ -17,7 +17,7 @@ import click
 from sagegen.cli.options import json_option, make_problem
 from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
-from sagegen.problem import DTYPES, HEAD_DIMS
+from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS
 from sagegen.tuning.plant import PLANTS
 from sagegen.tuning.search import SAMPLERS
 
@@ -35,6 +35,7 @@ _MEASURED_BUDGET_S = 600.0
 _OFFLINE_BUDGET_S = 360.0
 _INTERRUPTED = 130  # what shells report for Ctrl+C
 _WIDTH = 240
+_TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 
 
 # fmt: off
@@ -46,6 +47,8 @@ _WIDTH = 240
 @click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
 @click.option("--full", "mask", flag_value="full", help="Only without a mask.")
 @click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
+@click.option("--tokens", type=Choices(_TOKENS), default=",".join(_TOKENS), show_default=True,
+              help="Lengths to tune at, each with the bucket around it, separated by commas.")
 @click.option("--budget", "budget_s", type=Duration(),
               help="Time for everything: 90s, 6m, 1h30m. [10m; offline 6m; none with --trials]")
 @click.option("--trials", type=click.IntRange(min=1), help="Configs tried per problem.")
@@ -70,6 +73,7 @@ def command(
     head_dims: tuple[str, ...],
     dtypes: tuple[str, ...],
     mask: str,
+    tokens: tuple[str, ...],
     budget_s: float | None,
     trials: int | None,
     offline: bool,
@@ -95,6 +99,7 @@ def command(
     Example:
       sagegen tune --gpu l20
       sagegen tune --gpu h200 --head-dim 128 --causal --budget 6m
+      sagegen tune --gpu h200 --head-dim 64 --tokens 8192,16384 --budget 8m
       sagegen tune --gpu rtx4090 --offline -o tuned/rtx4090.yaml
     """
     from sagegen.cli.watch import Watcher
@@ -129,6 +134,7 @@ def command(
         incumbents=find_incumbents(gpu, problems, incumbent, toolkit, env),
         fine_incumbents={} if incumbent else find_fine_incumbents(gpu, problems, toolkit, env),
         plants=tuple(name for name in PLANTS if name in plants),
+        lengths=tuple(t for t in TUNED_LENGTHS if str(t.tokens) in tokens),
     )
     with Watcher() as watch, _terminable():
         if devices:

@@ -11,8 +11,9 @@ from sagegen.problem import Bucket
 
 #: Callers that an entry is for where a bucket has two: those that ask for more accuracy, and those that want speed.
 Tier = Literal["fine", "coarse"]
-#: Cosines against FP64 by input kind, at four decimals as everywhere, that make a config fine.
+#: Cosines against FP64 by input kind, and the relative L1 of normal inputs, that make a config fine.
 FINE_COSINES: Mapping[str, float] = {"normal": 0.9993, "channel_offsets": 0.9989}
+FINE_RELATIVE_L1 = 0.038
 #: Of an entry whose accuracy is not known.
 ASSUMED_COSINE = 0.999
 
@@ -125,12 +126,26 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     def serves(self, min_cosine: float) -> bool:
         """Whether it is accurate enough for a caller; torch is for all."""
-        return self.answer == "sdpa" or self.reached_cosine >= min_cosine
+        return self.answer == "sdpa" or self.is_accurate_for(min_cosine)
+
+    def is_accurate_for(self, min_cosine: float) -> bool:
+        """Whether its kernel is accurate enough for a caller.
+
+        Who asks for the cosine of the fine tier does not get a coarse kernel, whatever made that coarse.
+        """
+        is_below_tier = self.tier == "coarse" and min_cosine >= FINE_COSINES["normal"]
+        return not is_below_tier and reaches(self.known_cosine, min_cosine)
 
     @property
-    def reached_cosine(self) -> float:
-        """What a caller's `min_cosine` may be for the kernel to answer: four decimals are what figures mean."""
-        return ASSUMED_COSINE if self.min_cosine is None else max(self.min_cosine, round(self.min_cosine, 4))
+    def known_cosine(self) -> float:
+        """On normal inputs; what is assumed where that was not measured."""
+        return ASSUMED_COSINE if self.min_cosine is None else self.min_cosine
+
+    @property
+    def known_figures(self) -> dict[str, dict[str, float]]:
+        """Accuracy by input kind, at least the cosine on normal inputs."""
+        measured = {kind: msgspec.structs.asdict(values) for kind, values in self.accuracy.items()}
+        return measured or {"normal": {"cosine": self.known_cosine}}
 
     def overlaps(self, other: Entry) -> bool:
         """Whether both claim some length of the same problem for the same callers."""
@@ -141,6 +156,12 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
         )
 
 
+def reaches(cosine: float, floor: float) -> bool:
+    """Whether a measured cosine is as good as was asked: four decimals are what such a figure means."""
+    return max(cosine, round(cosine, 4)) >= floor
+
+
 def is_fine(figures: Mapping[str, Mapping[str, float]]) -> bool:
-    """Whether accuracy figures by input kind reach FINE_COSINES; kinds that were not run count as reached."""
-    return all(round(figures[kind]["cosine"], 4) >= cosine for kind, cosine in FINE_COSINES.items() if kind in figures)
+    """Whether accuracy figures by input kind are those of the fine tier; what was not measured counts as reached."""
+    cosines = all(reaches(figures[kind]["cosine"], floor) for kind, floor in FINE_COSINES.items() if kind in figures)
+    return cosines and figures.get("normal", {}).get("relative_l1", 0.0) <= FINE_RELATIVE_L1

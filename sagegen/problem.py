@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -99,9 +102,15 @@ class TunedLength:
     tokens: int
 
 
-#: Bucket edges lie at the geometric middle of the tuned lengths, so that an entry answers the lengths nearest to it.
-TUNED_LENGTHS = (
-    TunedLength(Bucket(1, 2047), 1024),
-    TunedLength(Bucket(2048, 8191), 4096),
-    TunedLength(Bucket(8192, None), 16384),
-)
+def make_lengths(tokens: Sequence[int]) -> tuple[TunedLength, ...]:
+    """The lengths to tune at, which rise, each with its bucket.
+
+    Edges lie at the geometric middle of neighbours, so that an entry answers the lengths that are nearest to it.
+    """
+    edges = [math.isqrt(a * b) for a, b in itertools.pairwise(tokens)]
+    buckets = map(Bucket, [1, *(edge + 1 for edge in edges)], [*edges, None])
+    return tuple(map(TunedLength, buckets, tokens))
+
+
+#: What is tuned: up to 1K keys, 2K, 4K, 8K, 16K and more.
+TUNED_LENGTHS = make_lengths((1024, 2048, 4096, 8192, 16384))

@@ -20,6 +20,7 @@ from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry_file import dump_entries, locked_folder, parse_entries, replace_file
+from sagegen.registry_merge import Saved, merge_entries
 
 __all__ = [
     "Accuracy",
@@ -110,14 +111,6 @@ class Found:
     layer: Layer
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What `save_entries` did: entries that are in the file now, and those that gave way to measured ones."""
-
-    written: tuple[Entry, ...]
-    refused: tuple[Entry, ...]
-
-
 def shipped_dir() -> Path:
     """The folder of the registries that ship with the package."""
     return Path(str(importlib.resources.files("sagegen.tuned")))
@@ -205,7 +198,8 @@ def read_cubin(found: Found) -> bytes | None:
 def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping[str, bytes]) -> Saved:
     """Merge `entries` into the registry file at `path` and put their cubins beside it.
 
-    An entry replaces those of its problem whose buckets it overlaps, but a predicted one never a measured one.
+    An entry replaces those of its problem in its bucket, but a predicted one never a measured one. Entries whose
+    buckets reach beyond it keep answering what is left of them.
     The file is replaced in one step; cubins that nothing names any more go afterwards.
 
     Args:
@@ -222,7 +216,7 @@ def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked_folder(path.parent):
         present = read_entries(path, gpu)
-        kept, saved = _merge(present, entries)
+        kept, saved = merge_entries(present, entries)
         text = dump_entries(gpu, kept)
         parse_entries(text, str(path), gpu)
         folder = path.with_suffix("")
@@ -251,20 +245,6 @@ def read_entries(path: Path, gpu: str) -> list[Entry]:
     except (OSError, UnicodeDecodeError) as error:
         raise RegistryError(f"{path}: cannot be read: {error}", "check the file and its permissions") from error
     return parse_entries(text, str(path), gpu)
-
-
-def _merge(present: list[Entry], entries: Iterable[Entry]) -> tuple[list[Entry], Saved]:
-    kept = list(present)
-    written: list[Entry] = []
-    refused: list[Entry] = []
-    for entry in entries:
-        rivals = [other for other in kept if other.overlaps(entry)]
-        if not entry.measured and any(other.measured for other in rivals):
-            refused.append(entry)
-            continue
-        kept = [other for other in kept if other not in rivals] + [entry]
-        written = [other for other in written if other not in rivals] + [entry]
-    return kept, Saved(tuple(written), tuple(refused))
 
 
 def _search_order(gpu: Gpu | None, arch: str | None) -> list[str]:

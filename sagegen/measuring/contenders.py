@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
-from msgspec import structs
-
-from sagegen.entry import ASSUMED_COSINE, FINE_COSINES, Entry, Tier, is_fine
+from sagegen.entry import ASSUMED_COSINE, Entry, Tier, is_fine, reaches
 from sagegen.env import Env
 from sagegen.errors import RegistryError, UnknownNameError
 from sagegen.gpu import Gpu
@@ -23,8 +21,6 @@ from sagegen.runtime.fetch import find_cubin
 from sagegen.space import Config, parse_config
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
-#: Of normal inputs, beside the cosines that make a config fine.
-FINE_RELATIVE_L1 = 0.038
 #: What a named config is judged by; the whole gate is `sagegen verify`'s.
 _JUDGED_KINDS = ("normal", "channel_offsets")
 _GATE_TIMEOUT_S = 120.0
@@ -53,10 +49,9 @@ class Contender:
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Callers that it is accurate enough for: a fine kernel is for all."""
-        if self.cosine is None or round(self.cosine, 4) < ASSUMED_COSINE:
+        if self.cosine is None or not reaches(self.cosine, ASSUMED_COSINE):
             return ()
-        fine = is_fine(self.figures) and self.figures["normal"].get("relative_l1", 0.0) <= FINE_RELATIVE_L1
-        return ("fine", "coarse") if fine else ("coarse",)
+        return ("fine", "coarse") if is_fine(self.figures) else ("coarse",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +119,8 @@ def _named_pairs(gpu: Gpu, problems: Sequence[Problem], named: Sequence[Named]) 
 def _tuned_pairs(gpu: Gpu, problem: Problem, kv_len: int, env: Env) -> list[tuple[Pair, Found | None]]:
     layers = load_registry(gpu.name, env).layers
     rows: dict[Pair, Found | None] = {}
-    for cosine in (FINE_COSINES["normal"], ASSUMED_COSINE):
-        if best := _best_entry(layers, problem, kv_len, cosine):
+    for tier in TIERS:
+        if best := _best_entry(layers, problem, kv_len, tier):
             entry, layer = best
             pair = problem, parse_config(str(entry.config))
             rows.setdefault(pair, Found(entry, gpu.name, False, False, layer))
@@ -134,10 +129,8 @@ def _tuned_pairs(gpu: Gpu, problem: Problem, kv_len: int, env: Env) -> list[tupl
     return list(rows.items())
 
 
-def _best_entry(
-    layers: Sequence[Layer], problem: Problem, kv_len: int, min_cosine: float
-) -> tuple[Entry, Layer] | None:
-    """As `Registry.find`, but of entries with a kernel alone, whether SDPA answers or not."""
+def _best_entry(layers: Sequence[Layer], problem: Problem, kv_len: int, tier: Tier) -> tuple[Entry, Layer] | None:
+    """As `Registry.find`, but of entries with a kernel alone, whether SDPA answers or not, and by all that is known."""
     rows = [
         (not entry.measured, rank, entry.tier == "fine", entry, layer)
         for rank, layer in enumerate(layers)
@@ -145,7 +138,8 @@ def _best_entry(
         if entry.problem == problem.name
         and entry.config is not None
         and entry.lengths.holds(kv_len)
-        and round(entry.reached_cosine, 4) >= min_cosine
+        and reaches(entry.known_cosine, ASSUMED_COSINE)
+        and (tier == "coarse" or is_fine(entry.known_figures))
     ]
     best = min(rows, key=lambda row: row[:3], default=None)
     return None if best is None else best[3:]
@@ -164,10 +158,8 @@ def _make_contender(pair: Pair, cubin: Path, found: Found | None) -> Contender:
     if found is None:
         return Contender(Subject(*pair, cubin, "built here"))
     entry = found.entry
-    figures = {kind: structs.asdict(values) for kind, values in entry.accuracy.items()}
-    figures = figures or {"normal": {"cosine": entry.reached_cosine}}
     subject = Subject(*pair, cubin, f"{entry.provenance.kind} entry for {entry.lengths.name}")
-    return Contender(subject, figures, "the registry answers SDPA here" if entry.answer == "sdpa" else "")
+    return Contender(subject, entry.known_figures, "the registry answers SDPA here" if entry.answer == "sdpa" else "")
 
 
 def judge(contender: Contender, worker: Worker) -> Contender:

@@ -165,7 +165,9 @@ def _score_values(score: Score) -> dict[str, Any]:
     }
 
 
-def hold_races(worker: Worker, field: Iterable[tuple[Leg, Sequence[Contender]]], pace: Pace) -> Iterator[Standing]:
+def hold_races(
+    worker: Worker, field: Iterable[tuple[Leg, Sequence[Contender]]], pace: Pace, peers: Sequence[str] = PEERS
+) -> Iterator[Standing]:
     """One race after another, in the worker's one process; contenders of unknown accuracy meet the gate first, once."""
     judged: dict[str, Contender] = {}
     for leg, contenders in field:
@@ -174,27 +176,29 @@ def hold_races(worker: Worker, field: Iterable[tuple[Leg, Sequence[Contender]]],
             if not contender.figures and name not in judged:
                 judged[name] = judge(contender, worker)
         own = [c if c.figures else judged[c.subject.candidate.name] for c in contenders]
-        yield hold_race(worker, leg, own, pace)
+        yield hold_race(worker, leg, own, pace, peers)
 
 
-def hold_race(worker: Worker, leg: Leg, contenders: Sequence[Contender], pace: Pace) -> Standing:
+def hold_race(
+    worker: Worker, leg: Leg, contenders: Sequence[Contender], pace: Pace, peers: Sequence[str] = PEERS
+) -> Standing:
     """Race at one shape. Who fails is left out, with the reason, and the race is held again without it."""
     running = [contender for contender in contenders if contender.tiers]
     absent = {c.subject.config.name: c.note or "accurate enough for no tier" for c in contenders if not c.tiers}
-    peers = list(PEERS)
-    timeout_s = 3 * estimate_seconds([(leg, running)], pace) + _GRACE_S
+    timeout_s = 3 * estimate_seconds([(leg, running)], pace, peers) + _GRACE_S
+    others = list(peers)
     while True:
         job = Race(
             tuple(contender.subject.candidate for contender in running), leg.problem.name, leg.shape, worker.gpu_index,
-            leg.parts, tuple(peers), pace.rounds, pace.sustained_s, pace.burst_rounds, pace.idle_s,
+            leg.parts, tuple(others), pace.rounds, pace.sustained_s, pace.burst_rounds, pace.idle_s,
         )  # fmt: skip
         reply = worker.run(job, timeout_s)
         if reply.outcome == "ok":
             return _make_standing(leg, running, absent, reply)
         failure = f"{reply.outcome}: {reply.reason}"
         guilty = str(reply.data.get("running", ""))
-        if guilty in peers:
-            peers.remove(guilty)
+        if guilty in others:
+            others.remove(guilty)
             absent[guilty] = failure
         elif guilty in (names := [contender.subject.candidate.name for contender in running]):
             absent[running.pop(names.index(guilty)).subject.config.name] = failure
@@ -216,7 +220,9 @@ def _make_standing(leg: Leg, contenders: Sequence[Contender], absent: Mapping[st
     )
 
 
-def estimate_seconds(legs: Sequence[tuple[Leg, Sequence[Contender]]], pace: Pace) -> float:
+def estimate_seconds(
+    legs: Sequence[tuple[Leg, Sequence[Contender]]], pace: Pace, peers: Sequence[str] = PEERS
+) -> float:
     """Seconds of the GPU that races take, those of starting up not counted."""
-    rivals = sum(len(leg.parts) * len(contenders) + len(PEERS) for leg, contenders in legs)
+    rivals = sum(len(leg.parts) * len(contenders) + len(peers) for leg, contenders in legs)
     return rivals * (pace.rounds * (SETTLE_S + pace.sustained_s) + pace.burst_rounds * pace.idle_s)

@@ -10,7 +10,7 @@ from sagegen.measuring.race import Mode, Pace, Score, Standing
 from sagegen.measuring.verdict import Verdict
 
 LABELS = {CUDNN_FP8: "cuDNN FP8", SDPA_CUDNN: "cuDNN bf16", SDPA_FLASH: "flash bf16"}
-_TEXT_WIDTH = 140
+TEXT_WIDTH = 140
 SCORE_HEADINGS = (
     "work",
     "tier",
@@ -58,12 +58,12 @@ def _score_cells(standing: Standing, score: Score) -> tuple[str, ...]:
     return (
         work,
         score.tier,
-        _rate_text(standing, rival, "sustained"),
+        rate_text(standing, rival, "sustained"),
         _target_text(standing, score),
         f"{score.tops / goal.tops:.1%}" if goal else "-",
         floor,
         {True: "yes", False: "no", None: "-"}[score.meets_floor],
-        *(_speed_text(score.speeds.get(peer)) for peer in LABELS),
+        *(speed_text(score.speeds.get(peer)) for peer in LABELS),
         accuracy,
         contender.subject.config.name,
     )
@@ -87,8 +87,8 @@ def rival_rows(standings: Sequence[Standing]) -> Iterator[tuple[str, ...]]:
             yield (
                 standing.leg.work,
                 _who(standing, rival),
-                _rate_text(standing, rival, "sustained"),
-                _rate_text(standing, rival, "burst"),
+                rate_text(standing, rival, "sustained"),
+                rate_text(standing, rival, "burst"),
                 f"{burst / sustained:.3f}" if sustained and burst else "-",
                 f"{time.median_us:.1f}" if time else "-",
                 f"{clock:.0f}" if clock is not None else "-",
@@ -103,7 +103,7 @@ def _who(standing: Standing, rival: str) -> str:
     return f"{rival.partition(' ')[0]} {contender.subject.config.name}"
 
 
-def _rate_text(standing: Standing, rival: str, mode: Mode) -> str:
+def rate_text(standing: Standing, rival: str, mode: Mode) -> str:
     """`1091 ±0.4%`: half of the distance between the 20th and the 80th percentile of the times, of their median."""
     rate, time = standing.tops(rival, mode), standing.time(rival, mode)
     if rate is None or time is None:
@@ -111,7 +111,7 @@ def _rate_text(standing: Standing, rival: str, mode: Mode) -> str:
     return f"{rate:.0f} ±{(time.p80_us - time.p20_us) / 2 / time.median_us:.1%}"
 
 
-def _speed_text(verdict: Verdict | None) -> str:
+def speed_text(verdict: Verdict | None) -> str:
     return "-" if verdict is None else f"{verdict.ratio:.3f} ({verdict.low:.3f}..{verdict.high:.3f})"
 
 
@@ -130,24 +130,24 @@ def remarks(standings: Sequence[Standing]) -> list[str]:
 def to_markdown(standings: Sequence[Standing], machine: Mapping[str, object], pace: Pace, command: str) -> str:
     """Both tables with all that is needed to read them: command, machine, protocol, and who is missing."""
     lines = [
-        textwrap.fill(f"`{command}` on {_facts(standings, machine)}.", _TEXT_WIDTH, break_on_hyphens=False),
+        textwrap.fill(f"`{command}` on {facts_text(standings, machine)}.", TEXT_WIDTH, break_on_hyphens=False),
         "",
-        textwrap.fill(_protocol(pace), _TEXT_WIDTH, break_on_hyphens=False),
+        textwrap.fill(_protocol(pace), TEXT_WIDTH, break_on_hyphens=False),
         "",
         "Sustained, our fastest kernel of each tier against what is asked:",
         "",
-        *_table(SCORE_HEADINGS, score_rows(standings)),
+        *markdown_table(SCORE_HEADINGS, score_rows(standings)),
         "",
         "Everyone, sustained and in bursts:",
         "",
-        *_table(RIVAL_HEADINGS, rival_rows(standings)),
+        *markdown_table(RIVAL_HEADINGS, rival_rows(standings)),
     ]
     if notes := remarks(standings):
         lines += ["", *(f"- {note}" for note in notes)]
     return "\n".join(lines) + "\n"
 
 
-def _facts(standings: Sequence[Standing], machine: Mapping[str, object]) -> str:
+def facts_text(standings: Sequence[Standing], machine: Mapping[str, object]) -> str:
     versions = {name: version for standing in standings for name, version in standing.versions.items()}
     facts = ", ".join(f"{name} {value}" for name, value in {**machine, **versions}.items() if value is not None)
     counts = {(s.leg.shape.batch, s.leg.shape.heads_q, s.leg.shape.heads_kv) for s in standings}
@@ -168,7 +168,7 @@ def _protocol(pace: Pace) -> str:
     )
 
 
-def _table(headings: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+def markdown_table(headings: Sequence[str], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     yield f"| {' | '.join(headings)} |"
     yield "|" + "---|" * len(headings)
     for row in rows:

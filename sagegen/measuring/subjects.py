@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sagegen.build import BuildFailure, build_batch
+from sagegen.entry import ASSUMED_COSINE
 from sagegen.env import Env
 from sagegen.errors import BuildError, GpuMismatchError, RegistryError
 from sagegen.gpu import DetectedGpu, Gpu, detect_gpus
@@ -126,16 +127,24 @@ def emulated_subjects(
     return list(found.values())
 
 
-def subject_for(gpu: Gpu, problem: Problem, kv_len: int, env: Env, folder: Path) -> Subject:
+def subject_for(
+    gpu: Gpu, problem: Problem, kv_len: int, env: Env, folder: Path, min_cosine: float = ASSUMED_COSINE
+) -> Subject:
     """What a call with `kv_len` keys would run, SDPA aside: the registry's kernel, else the default config.
+
+    Args:
+        min_cosine: the call's; a kernel that is below it is told by its origin.
 
     Raises:
         RegistryError, ToolchainError, BuildError: as `tuned_subjects`.
     """
-    found = lookup(gpu, problem, kv_len, env)
+    found = lookup(gpu, problem, kv_len, env, min_cosine=min_cosine)
     if found is None or found.entry.config is None:
         return build_subjects(gpu, [problem], None, env)[0]
-    return _make_subject(gpu, problem, found, env, folder)
+    subject = _make_subject(gpu, problem, found, env, folder)
+    if found.entry.is_accurate_for(min_cosine):
+        return subject
+    return replace(subject, origin=f"{subject.origin}, too coarse for {min_cosine:g}")
 
 
 def _make_subject(gpu: Gpu, problem: Problem, found: Found, env: Env, folder: Path) -> Subject:

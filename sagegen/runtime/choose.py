@@ -138,8 +138,9 @@ def _choose_kernel(
     if entry.answer == "sdpa" and not (forced and entry.config):
         reason = "torch SDPA is faster at this length, quantization counted in"
         return Explanation("sdpa", reason, forced, device.name, problem, found, None, notes)
-    if entry.reached_cosine < options.min_cosine:
-        reason = f"the entry reaches cosine {entry.reached_cosine}, below min_cosine={options.min_cosine}"
+    if not entry.is_accurate_for(options.min_cosine):
+        tier = "of the coarse tier " if entry.tier == "coarse" else ""
+        reason = f"the entry {tier}reaches cosine {entry.known_cosine}, below min_cosine={options.min_cosine}"
         return Explanation("sdpa", reason, True, device.name, problem, found, None, notes)
     config = parse_config(str(entry.config))
     reason = f"tuned entry of {found.gpu_name} for {entry.lengths.name}"

@@ -6,11 +6,12 @@ without a GPU (`replay`).
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -164,7 +165,7 @@ def _open_after_last_newline(path: Path) -> int:
 
 
 def read_journal(path: Path) -> list[Record]:
-    """Every readable record of `path`, in order; [] if there is no file.
+    """Every readable record of `path`, in order; [] if there is no file. A name that ends in `.gz` is unpacked.
 
     Lines of another schema, and lines that are no records, are skipped with one warning: a journal is evidence, and
     one damaged line must not cost the rest.
@@ -172,7 +173,8 @@ def read_journal(path: Path) -> list[Record]:
     if not path.exists():
         return []
     records, skipped = [], 0
-    for line in path.read_bytes().split(b"\n"):
+    data = path.read_bytes()
+    for line in (gzip.decompress(data) if path.suffix == ".gz" else data).split(b"\n"):
         if not line:
             continue
         try:
@@ -216,8 +218,25 @@ def comparable_records(
 
 
 def attempts(records: Iterable[Record]) -> dict[tuple[str, str], Record]:
-    """The last build or screen record of every (problem, config); finals only add samples to it."""
-    return {(r.problem, r.config): r for r in records if r.phase in ("build", "screen")}
+    """The last build or screen record of every (problem, config); finals are not among them.
+
+    Samples at lengths that it lacks come from earlier ones of the same text: sittings may measure at lengths of their
+    own.
+    """
+    latest: dict[tuple[str, str], Record] = {}
+    for record in records:
+        if record.phase in ("build", "screen"):
+            key = (record.problem, record.config)
+            latest[key] = _with_samples_of(record, latest.get(key))
+    return latest
+
+
+def _with_samples_of(record: Record, earlier: Record | None) -> Record:
+    is_same = earlier is not None and (earlier.outcome, earlier.text_sha256) == ("ok", record.text_sha256)
+    if earlier is None or not is_same or record.outcome != "ok":
+        return record
+    by_tokens = {samples.tokens: samples for samples in (*earlier.samples, *record.samples)}
+    return replace(record, samples=tuple(by_tokens[tokens] for tokens in sorted(by_tokens)))
 
 
 def replay(records: Iterable[Record]) -> Callable[[Problem, Config], Record]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
 from sagegen.build import Built
 from sagegen.entry import is_fine
-from sagegen.problem import Problem, parse_problem
+from sagegen.problem import Problem, TunedLength, parse_problem
 from sagegen.space import Config, parse_config
 from sagegen.tuning.examine import Attempt
 from sagegen.tuning.journal import Journal, Outcome, Phase, Record, attempts, comparable_records
@@ -57,16 +57,23 @@ class Ledger:
         self._twins: defaultdict[tuple[Problem, str], list[Variant]] = defaultdict(list)
         self._turns: Iterator[Problem] = iter(())
 
-    def open(self, searchers: Mapping[Problem, Searcher]) -> int:
-        """Search with `searchers`, one per problem; takes over the journal's comparable records and says how many."""
+    def open(self, searchers: Mapping[Problem, Searcher], lengths: Sequence[TunedLength]) -> int:
+        """Search with `searchers`, one per problem; takes over the journal's comparable records and says how many.
+
+        Args:
+            lengths: that the run measures at; a success that was not measured at all of them has to be repeated.
+        """
         self.searchers = searchers
+        wanted = {length.tokens for length in lengths}
         self._turns = itertools.cycle(searchers)
         comparable = comparable_records(
             self._journal.records, self._facts.gpu, self._facts.protocol, self._renderer.text_sha256
         )
         for (problem_name, config_name), record in attempts(comparable).items():
             problem, config = parse_problem(problem_name), parse_config(config_name)
-            if problem in searchers:
+            samples = tuple(s for s in record.samples if s.tokens in wanted)
+            if problem in searchers and (record.outcome != "ok" or {s.tokens for s in samples} == wanted):
+                record = replace(record, samples=samples)
                 self._asked[problem] += not record.shared_from
                 self._know(self._renderer.variant(problem, config), record)
         return len(self.records)

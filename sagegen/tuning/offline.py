@@ -9,13 +9,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from msgspec import structs
+
 from sagegen.build import BuildFailure, Built
-from sagegen.entry import Entry
+from sagegen.entry import Entry, Tier, is_fine
 from sagegen.errors import BuildError
 from sagegen.layout import make_layout
 from sagegen.measuring.verdict import PROTOCOL
@@ -38,6 +40,8 @@ DEFAULT_TRIALS = 40
 _BATCH_PER_PROBLEM = 3
 #: Of the budget, kept for the accuracy gate: some seconds per winner.
 _GATE_SHARE = 0.25
+#: Configs that the gate judges in search of a fine one, for each case whose best is coarse.
+_FINE_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,41 +131,65 @@ class _OfflineRun:
         )
 
     def decide(self) -> tuple[tuple[Entry, ...], dict[str, Path]]:
-        """The best survivor of every case by the predicted full call, of those that pass the accuracy gate."""
+        """The best survivor of every case by the predicted full call, of those that pass the accuracy gate.
+
+        Where that is not fine, the best one that is fine too.
+        """
         entries, cubins = [], {}
         for problem, survivors in self.survivors.items():
             defaults = [s for s in survivors if s.variant.config == self.defaults[problem]]
             for length in self.request.lengths if survivors else ():
-                best = self._best_that_passes(problem, length)
-                if best is None:
+                winners = self._winners(problem, length)
+                if not winners:
                     self.listen(Decided(problem.name, length.bucket.name, "kernel", None, None, None))
-                    continue
-                config, built = best.variant.config, best.built
-                prediction = predict(config, problem, tuned_shape(length), self.request.gpu, best.measured)
-                record = self.records[self._record_index(best)]
-                entries.append(predicted_entry(best.variant, built, length, prediction, self.request.gpu, record))
-                cubins[built.cubin_sha256] = built.cubin
-                speed = self._call_us(defaults[0], length) / self._call_us(best, length) if defaults else None
-                self.listen(Decided(problem.name, length.bucket.name, "kernel", config.name, speed, None))
+                for tier, best in winners.items():
+                    entries.append(self._entry(problem, length, tier, best))
+                    cubins[best.built.cubin_sha256] = best.built.cubin
+                    speed = self._call_us(defaults[0], length) / self._call_us(best, length) if defaults else None
+                    bucket = f"{length.bucket.name} ({tier})" if tier else length.bucket.name
+                    self.listen(Decided(problem.name, bucket, "kernel", best.variant.config.name, speed, None))
         return tuple(entries), cubins
 
-    def _best_that_passes(self, problem: Problem, length: TunedLength) -> _Survivor | None:
-        """The best survivor; those that fail the gate are none from then on, for every length."""
+    def _entry(self, problem: Problem, length: TunedLength, tier: Tier | None, best: _Survivor) -> Entry:
+        gpu = self.request.gpu
+        prediction = predict(best.variant.config, problem, tuned_shape(length), gpu, best.measured)
+        record = self.records[self._record_index(best)]
+        return structs.replace(predicted_entry(best.variant, best.built, length, prediction, gpu, record), tier=tier)
+
+    def _winners(self, problem: Problem, length: TunedLength) -> dict[Tier | None, _Survivor]:
+        """By tier: one for everyone where the best is fine, or where no fine one was found."""
+        best = next((survivor for survivor, _ in self._passing(problem, length)), None)
+        if best is None:
+            return {}
+        if is_fine(self.records[self._record_index(best)].figures):
+            return {None: best}
+        tried = itertools.islice(self._passing(problem, length), 1 + _FINE_TRIES)
+        fine = next((s for s, figures in tried if figures and is_fine(figures)), None)
+        return {"coarse": best, "fine": fine} if fine else {None: best}
+
+    def _passing(
+        self, problem: Problem, length: TunedLength
+    ) -> Iterator[tuple[_Survivor, Mapping[str, Mapping[str, float]]]]:
+        """The survivors that pass the gate, best first, with its figures, none where it did not judge.
+
+        Those that fail are no survivors from then on, for every length.
+        """
         for survivor in sorted(self.survivors[problem], key=lambda s: self._call_us(s, length)):
             verdict = self.keeper.judge(problem, survivor.variant.config)
             if verdict is None:
-                return survivor
+                yield survivor, {}
+                continue
             index = self._record_index(survivor)
             figures = {kind: dict(values) for kind, values in verdict.figures.items()}
             if verdict.outcome == "ok":
                 self.records[index] = replace(self.records[index], figures=figures)
-                return survivor
+                yield survivor, figures
+                continue
             self.survivors[problem].remove(survivor)
             self._counts["ok"] -= 1
             failed = replace(self.records[index], outcome="accuracy", reason=verdict.reason, figures=figures)
             self.records[index] = failed
             self._tell(failed, problem)
-        return None
 
     def _record_index(self, survivor: _Survivor) -> int:
         names = (survivor.variant.problem.name, survivor.variant.config.name)

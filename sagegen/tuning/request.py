@@ -48,9 +48,10 @@ class Request:
     build_timeout_s: float = 60.0
 
     def incumbents_of(self, problem: Problem) -> list[Config]:
-        """All configs that are to beat, of both tiers."""
+        """All configs that are to beat at the run's lengths, of both tiers."""
         both = (*self.incumbents.items(), *self.fine_incumbents.items())
-        return list(dict.fromkeys(config for (other, _), config in both if other == problem))
+        cases = [(problem, length) for length in self.lengths]
+        return list(dict.fromkeys(config for case, config in both if case in cases))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Result:
     """What a run found.
 
     Attributes:
-        entries: for the registry, at most one per problem and bucket.
+        entries: for the registry, at most one per problem, bucket and tier.
         cubins: of the entries, by sha256.
         records: of every attempt that counts, earlier runs included.
         cause: what ended the run early: KeyboardInterrupt or an error of the machinery; None when it ran to its end.

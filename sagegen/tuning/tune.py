@@ -105,7 +105,7 @@ class _Run:
         self.builder.submit([self.renderer.variant(*pair) for pair in self.defaults.items()])
         pings = self.lanes.each(lambda examiner: examiner.run(Ping(), _PING_TIMEOUT_S))
         searchers = make_searchers(self.request, self.tools.toolkit)
-        known = self.ledger.open(searchers)
+        known = self.ledger.open(searchers, self.request.lengths)
         configs = sum(searcher.size for searcher in searchers.values())
         names = tuple(problem.name for problem in self.request.problems)
         self.listen(Started(self.request.gpu.name, names, configs, known, offline=False))

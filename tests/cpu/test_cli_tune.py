@@ -207,7 +207,7 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [("--budget", "soon"), ("--budget", "0m"), ("--head-dim", "96"), ("--dtype", "fp8"), ("--trials", "0"),
-     ("--gpu", "l21"), ("--sampler", "gp"), ("--incumbent", "mma_bq128")],
+     ("--gpu", "l21"), ("--tokens", "3000"), ("--sampler", "gp"), ("--incumbent", "mma_bq128")],
     ids=lambda arguments: " ".join(arguments),
 )  # fmt: skip
 def test_misuse_is_exit_code_2_before_anything_runs(stage: Stage, arguments: tuple[str, ...]) -> None:
@@ -220,7 +220,16 @@ def test_misuse_is_exit_code_2_before_anything_runs(stage: Stage, arguments: tup
 def test_the_registrys_winner_is_the_incumbent(stage: Stage) -> None:
     save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
     stage.invoke()
-    assert stage.requests[0].incumbents == {(PROBLEM, TUNED_LENGTHS[1]): CONFIG}
+    assert stage.requests[0].incumbents == {(PROBLEM, length): CONFIG for length in TUNED_LENGTHS[1:3]}
+
+
+def test_a_sitting_may_be_of_some_lengths(stage: Stage) -> None:
+    stage.invoke("--tokens", "16384,2048", "--head-dim", "64", "--causal")
+    stage.invoke()
+    first, second = stage.requests
+    assert [length.tokens for length in first.lengths] == [2048, 16384]
+    assert [problem.name for problem in first.problems] == ["d64_bf16_causal_int8"]
+    assert second.lengths == TUNED_LENGTHS
 
 
 def test_the_incumbent_may_be_the_default_or_named(stage: Stage) -> None:

@@ -116,6 +116,31 @@ def test_the_registry_sends_its_fine_and_its_coarse_entry(place) -> None:
     assert nvcc.calls == []
 
 
+def test_an_entry_that_is_coarse_by_its_relative_l1_is_not_the_fine_one(place) -> None:
+    folder, _ = place
+    coarse = entry(FAST, figures(0.99934, l1=0.0382), b"coarse", "coarse")
+    fine = entry(GOOD, figures(), b"fine", "fine")
+    save(folder, (coarse, b"coarse"), (fine, b"fine"))
+    (contenders,) = gather(folder, [(FULL, 4096)]).values()
+    assert [(c.subject.config, c.tiers) for c in contenders] == [(GOOD, ("fine", "coarse")), (FAST, ("coarse",))]
+
+
+@pytest.mark.parametrize(("min_cosine", "config"), [(0.999, FAST), (0.9992, FAST), (0.9993, GOOD)])
+def test_without_peers_the_kernel_of_a_calls_accuracy_is_timed(place, min_cosine, config) -> None:
+    folder, _ = place
+    coarse, fine = entry(FAST, figures(0.9992), b"coarse", "coarse"), entry(GOOD, figures(), b"fine", "fine")
+    save(folder, (coarse, b"coarse"), (fine, b"fine"))
+    subject = subjects.subject_for(H200, FULL, 4096, read_env(), folder, min_cosine)
+    assert (subject.config, subject.origin) == (config, "measured entry for kv1-")
+
+
+def test_a_kernel_too_coarse_for_the_call_is_timed_and_says_so(place) -> None:
+    folder, _ = place
+    save(folder, (entry(FAST, figures(0.998), b"rough"), b"rough"))
+    subject = subjects.subject_for(H200, FULL, 4096, read_env(), folder)
+    assert (subject.config, subject.origin) == (FAST, "measured entry for kv1-, too coarse for 0.999")
+
+
 def test_one_entry_for_both_tiers_races_once(place) -> None:
     folder, _ = place
     save(folder, (entry(GOOD, figures(), b"good"), b"good"))

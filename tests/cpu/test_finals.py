@@ -34,7 +34,7 @@ def make_bout(
     incumbent: Config = INCUMBENT,
 ) -> Bout:
     cubins = {config: Path(config.name) for config in kernel_us}
-    match = Match(PROBLEM, TUNED_LENGTHS[1], cubins, DEFAULT, incumbent, ROUNDS)
+    match = Match(PROBLEM, TUNED_LENGTHS[2], cubins, DEFAULT, incumbent, ROUNDS)
     calls = call_us or {config: [us + 50 for us in times] for config, times in kernel_us.items()}
     return Bout(match, kernel_us, calls, peers_us or {})
 

@@ -51,6 +51,7 @@ ORDER = (
     # what is kept
     "entry",
     "registry_file",
+    "registry_merge",
     "registry",
     # answering a call
     "runtime.arguments",
@@ -84,8 +85,12 @@ ORDER = (
     "measuring.goals",
     "measuring.race",
     "measuring.race_report",
+    "measuring.variations",
+    "measuring.around",
+    "measuring.around_report",
     # searching
     "tuning.journal",
+    "tuning.distances",
     "tuning.events",
     "tuning.tile_cost",
     "tuning.mma_cost",
@@ -123,7 +128,7 @@ TUNE_PATH = (
 )
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
-SHARED_COMMAND_MODULES = {"sagegen.cli.options", "sagegen.cli.race", "sagegen.cli.values", "sagegen.cli.watch"}
+SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options", "race", "values", "watch")}
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 

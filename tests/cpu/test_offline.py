@@ -87,7 +87,7 @@ def tune(
 
 def test_entries_are_predicted_for_every_bucket(tmp_path: Path, compiler: Compiler) -> None:
     result = tune(tmp_path)
-    assert [entry.bucket.kv_min for entry in result.entries] == [1, 2048, 8192]
+    assert [entry.bucket.kv_min for entry in result.entries] == [1, 1449, 2897, 5793, 11586]
     for entry in result.entries:
         assert (entry.provenance.kind, entry.provenance.gpu) == ("predicted", "rtx4090")
         assert entry.figures.predicted_us is not None
@@ -98,7 +98,7 @@ def test_entries_are_predicted_for_every_bucket(tmp_path: Path, compiler: Compil
 
 
 def test_long_sequences_on_ada_get_fp8(tmp_path: Path, compiler: Compiler) -> None:
-    assert "_pve4m3f32_" in (tune(tmp_path).entries[2].config or "")
+    assert "_pve4m3f32_" in (tune(tmp_path).entries[-1].config or "")
 
 
 def test_spilling_and_oversized_variants_are_dropped(tmp_path: Path, compiler: Compiler) -> None:
@@ -144,7 +144,7 @@ def test_a_spent_budget_ends_the_run_after_a_batch(tmp_path: Path, compiler: Com
         patch.setattr(offline.time, "monotonic", lambda: next(clock))
         result = tune(tmp_path, budget_s=250.0)
     assert 0 < len(result.records) < len(SPACE)
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
 
 
 def test_interrupted_it_ranks_what_it_has(tmp_path: Path, compiler: Compiler) -> None:
@@ -158,7 +158,7 @@ def test_interrupted_it_ranks_what_it_has(tmp_path: Path, compiler: Compiler) ->
     result = tune(tmp_path, listen)
     assert isinstance(result.cause, KeyboardInterrupt)
     assert len(result.records) == 4
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
 
 
 def test_the_run_says_that_it_measures_nothing(tmp_path: Path, compiler: Compiler) -> None:
@@ -181,6 +181,7 @@ class FakeGate:
 
     fails: Callable[[Config], bool] = lambda config: False
     error: BaseException | None = None
+    figures: Callable[[Config], dict[str, float]] = lambda config: FIGURES
     asked: list[Config] = field(default_factory=list)
 
     def __call__(self, problem: Problem, config: Config) -> EmulatedVerdict:
@@ -189,7 +190,7 @@ class FakeGate:
             raise self.error
         if self.fails(config):
             return EmulatedVerdict("crash", "race in kernel attention, block 0", {}, 1.0)
-        return EmulatedVerdict("ok", "", {"normal": FIGURES}, 1.0)
+        return EmulatedVerdict("ok", "", {"normal": self.figures(config)}, 1.0)
 
 
 def test_winners_have_the_emulators_accuracy(tmp_path: Path, compiler: Compiler) -> None:
@@ -204,14 +205,33 @@ def test_winners_have_the_emulators_accuracy(tmp_path: Path, compiler: Compiler)
     assert [e.config for e in events if isinstance(e, GateStarted)] == [config.name for config in gate.asked]
 
 
+def test_a_bucket_whose_best_is_coarse_has_the_best_fine_one_too(tmp_path: Path, compiler: Compiler) -> None:
+    single = [entry.config for entry in tune(tmp_path).entries]
+    coarse, events = {**FIGURES, "relative_l1": 0.0382}, list[Event]()
+    gate = FakeGate(figures=lambda config: coarse if config.name == single[-1] else FIGURES)
+    entries = [e for e in tune(tmp_path, events.append, gate).entries if e.bucket.kv_max is None]
+    assert [(e.tier, e.accuracy["normal"].relative_l1) for e in entries] == [("coarse", 0.0382), ("fine", 0.03)]
+    assert entries[0].config == single[-1] != entries[1].config
+    assert entries[0].figures.predicted_full_us <= entries[1].figures.predicted_full_us  # type: ignore[operator]
+    decided = [e.bucket.rpartition(" ")[2] for e in events if isinstance(e, Decided)]
+    assert decided[-2:] == ["(coarse)", "(fine)"]
+
+
+def test_where_nothing_is_fine_the_search_for_it_ends(tmp_path: Path, compiler: Compiler) -> None:
+    gate = FakeGate(figures=lambda config: {**FIGURES, "cosine": 0.9991})
+    result = tune(tmp_path, gate=gate)
+    assert [entry.tier for entry in result.entries] == [None] * len(result.entries)
+    assert len(gate.asked) <= 7 * len(result.entries)
+
+
 def test_a_winner_that_fails_gives_way_to_the_next_best(tmp_path: Path, compiler: Compiler) -> None:
     wanted = [entry.config for entry in tune(tmp_path).entries]
-    gate, events = FakeGate(fails=lambda config: config.name == wanted[2]), list[Event]()
+    gate, events = FakeGate(fails=lambda config: config.name == wanted[-1]), list[Event]()
     result = tune(tmp_path, events.append, gate)
-    assert len(result.entries) == 3
-    assert wanted[2] not in {entry.config for entry in result.entries}
+    assert len(result.entries) == 5
+    assert wanted[-1] not in {entry.config for entry in result.entries}
     (failed,) = (record for record in result.records if record.outcome == "accuracy")
-    assert (failed.config, failed.reason) == (wanted[2], "race in kernel attention, block 0")
+    assert (failed.config, failed.reason) == (wanted[-1], "race in kernel attention, block 0")
     told = [e for e in events if isinstance(e, Attempted)][-1]
     assert told.record == failed
     assert sum(told.counts.values()) == len(result.records) == len(SPACE)
@@ -222,7 +242,7 @@ def test_where_all_fail_there_is_no_entry(tmp_path: Path, compiler: Compiler) ->
     events: list[Event] = []
     result = tune(tmp_path, events.append, FakeGate(fails=lambda config: True))
     assert result.entries == ()
-    assert [e.config for e in events if isinstance(e, Decided)] == [None] * 3
+    assert [e.config for e in events if isinstance(e, Decided)] == [None] * 5
     assert {record.outcome for record in result.records} == {"accuracy"}
 
 
@@ -232,14 +252,14 @@ def test_without_a_host_compiler_it_is_said_once(tmp_path: Path, compiler: Compi
     assert [e.message for e in events if isinstance(e, Warned)] == [
         "the accuracy gate in the emulator was skipped: g++ was not found; apt-get install g++"
     ]
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
     assert all(e.min_cosine is None and e.provenance.accuracy_from is None for e in result.entries)
 
 
 def test_what_the_emulator_cannot_compile_is_kept_and_said(tmp_path: Path, compiler: Compiler) -> None:
     gate, events = FakeGate(error=BuildError("the host text did not compile: error")), list[Event]()
     result = tune(tmp_path, events.append, gate)
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
     warned = [e.message for e in events if isinstance(e, Warned)]
     assert len(warned) == len(gate.asked) == len({entry.config for entry in result.entries})
     assert "was not checked: the host text did not compile" in warned[0]
@@ -250,7 +270,7 @@ def test_interrupted_in_the_gate_it_keeps_what_it_has(tmp_path: Path, compiler: 
     result = tune(tmp_path, gate=gate)
     assert isinstance(result.cause, KeyboardInterrupt)
     assert len(gate.asked) == 1
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
 
 
 def test_interrupted_before_it_does_not_gate(tmp_path: Path, compiler: Compiler) -> None:
@@ -259,7 +279,7 @@ def test_interrupted_before_it_does_not_gate(tmp_path: Path, compiler: Compiler)
             raise KeyboardInterrupt
 
     gate = FakeGate()
-    assert len(tune(tmp_path, listen, gate).entries) == 3
+    assert len(tune(tmp_path, listen, gate).entries) == 5
     assert gate.asked == []
 
 
@@ -279,7 +299,7 @@ def test_a_spent_budget_ends_the_gate(tmp_path: Path, compiler: Compiler) -> Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offline.time, "monotonic", lambda: next(clock))
         result = tune(tmp_path, events.append, gate, budget_s=250.0)
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
     assert gate.asked == []
     assert [e.message for e in events if isinstance(e, Warned)] == [
         "the accuracy gate in the emulator was skipped: the budget is spent"

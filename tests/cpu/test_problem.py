@@ -1,5 +1,7 @@
 """Problems, shapes and buckets."""
 
+import math
+
 import pytest
 
 from sagegen.errors import UnknownNameError
@@ -32,10 +34,17 @@ def test_flops_are_the_papers_4bhnnd_and_half_of_it_for_causal() -> None:
 
 
 def test_the_tuned_buckets_cover_every_length_once() -> None:
-    edges = [1, 1024, 2047, 2048, 4096, 8191, 8192, 16384, 10**6]
+    edges = [1, 1024, 1448, 1449, 2048, 2896, 2897, 4096, 5792, 5793, 8192, 11585, 11586, 16384, 10**6]
     for length in edges:
         assert sum(tuned.bucket.holds(length) for tuned in TUNED_LENGTHS) == 1
     assert all(tuned.bucket.holds(tuned.tokens) for tuned in TUNED_LENGTHS)
+    assert [tuned.tokens for tuned in TUNED_LENGTHS] == [1024, 2048, 4096, 8192, 16384]
+
+
+def test_a_length_belongs_to_the_tuned_one_that_is_nearest_by_ratio() -> None:
+    for length in (1, 700, 1400, 1500, 2800, 3000, 5700, 6000, 11500, 11700, 40000):
+        nearest = min(TUNED_LENGTHS, key=lambda tuned: abs(math.log(tuned.tokens / length)))
+        assert nearest.bucket.holds(length)
 
 
 def test_a_bucket_holds_both_of_its_ends() -> None:

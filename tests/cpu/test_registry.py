@@ -17,7 +17,7 @@ from sagegen.entry import is_fine
 from sagegen.env import Env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem, parse_problem
 from sagegen.registry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.registry_file import dump_entries, parse_entries
 from sagegen.space import MMA_PARAMS, MmaConfig, make_config
@@ -218,13 +218,14 @@ def test_a_predicted_entry_never_replaces_a_measured_one(env):
     assert registry.load_registry("h200", env).layers[0].entries == (measured, elsewhere)
 
 
-def test_a_measured_entry_replaces_all_that_it_overlaps(env):
+def test_a_measured_entry_replaces_what_it_overlaps_and_leaves_the_rest(env):
     path = env.tuned_dir / "h200.yaml"
     old = [make_entry(kv=(1, 100), kind="predicted"), make_entry(kv=(101, 200)), make_entry(kv=(201, None))]
     registry.save_entries(path, "h200", old, {})
     newer = make_entry(kv=(50, 150), config=PER_WARP)
     registry.save_entries(path, "h200", [newer], {})
-    assert registry.load_registry("h200", env).layers[0].entries == (newer, old[2])
+    below, above = (make_entry(kv=(1, 49), kind="predicted"), make_entry(kv=(151, 200)))
+    assert registry.load_registry("h200", env).layers[0].entries == (below, newer, above, old[2])
 
 
 def test_saving_keeps_cubins_that_are_named_and_drops_the_rest(env):
@@ -403,6 +404,57 @@ def test_what_yaml_or_the_schema_cannot_build_is_a_registry_error(old, new):
         parse_entries(text.replace(old, new, 1), "h200.yaml", "h200")
 
 
+# --- registries of three buckets, as they were tuned before there were five
+
+
+THREE = ((1, 2047), (2048, 8191), (8192, None))
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200", "l20", "rtx4090"])
+def test_what_ships_answers_every_length(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("SAGEGEN_TUNED_DIR", str(tmp_path))
+    problems = {entry.problem for layer in registry.load_registry(gpu).layers for entry in layer.entries}
+    assert problems
+    for name in problems:
+        for kv_len in (1, 1448, 1449, 2047, 2048, 2897, 5793, 8191, 8192, 11586, 10**6):
+            found = registry.lookup(GPUS[gpu], parse_problem(name), kv_len)
+            assert not found.out_of_range
+            assert found.entry.lengths.holds(kv_len)
+
+
+def test_five_buckets_take_over_from_three(env):
+    path = env.tuned_dir / "h200.yaml"
+    registry.save_entries(path, "h200", [make_entry(kv=kv) for kv in THREE], {})
+    five = [make_entry(kv=(t.bucket.kv_min, t.bucket.kv_max), config=PER_WARP) for t in TUNED_LENGTHS]
+    registry.save_entries(path, "h200", five, {})
+    assert registry.read_entries(path, "h200") == five
+    for tuned in TUNED_LENGTHS:
+        assert registry.lookup(GPUS["h200"], CAUSAL, tuned.tokens, env).entry.lengths == tuned.bucket
+
+
+def test_one_of_five_buckets_leaves_the_three_what_it_does_not_answer(env):
+    path = env.tuned_dir / "h200.yaml"
+    registry.save_entries(path, "h200", [make_entry(kv=kv) for kv in THREE], {})
+    middle = TUNED_LENGTHS[2].bucket  # 2897 to 5792
+    registry.save_entries(path, "h200", [make_entry(kv=(middle.kv_min, middle.kv_max), config=PER_WARP)], {})
+    own = {kv: registry.lookup(GPUS["h200"], CAUSAL, kv, env) for kv in (1, 2047, 2048, 2896, 2897, 5792, 5793, 8191)}
+    assert [kv for kv, found in own.items() if found.entry.config == PER_WARP] == [2897, 5792]
+    assert not any(found.out_of_range for found in own.values())
+    assert [e.lengths.name for e in registry.read_entries(path, "h200")] == [
+        "kv1-2047", "kv2048-2896", "kv2897-5792", "kv5793-8191", "kv8192-"
+    ]  # fmt: skip
+
+
+def test_a_users_three_buckets_and_five_that_ship_answer_side_by_side(env, tmp_path):
+    save(env.tuned_dir, "h200", *(make_entry(kv=kv) for kv in THREE[:1]))
+    save(
+        registry.shipped_dir(), "h200",
+        *(make_entry(kv=(t.bucket.kv_min, t.bucket.kv_max), config=PER_WARP) for t in TUNED_LENGTHS),
+    )  # fmt: skip
+    found = {kv: registry.lookup(GPUS["h200"], CAUSAL, kv, env).entry.lengths.name for kv in (1024, 2047, 2048, 9000)}
+    assert found == {1024: "kv1-2047", 2047: "kv1-2047", 2048: "kv1449-2896", 9000: "kv5793-11585"}
+
+
 # --- two entries of a bucket
 
 
@@ -448,4 +500,43 @@ def test_four_decimals_decide_what_is_fine():
     assert is_fine({"normal": {"cosine": 0.99926}, "channel_offsets": {"cosine": 0.99886}})
     assert not is_fine({"normal": {"cosine": 0.99924}})
     assert not is_fine({"normal": {"cosine": 0.9995}, "channel_offsets": {"cosine": 0.9988}})
-    assert make_entry(min_cosine=0.99926).reached_cosine == 0.9993
+
+
+@pytest.mark.parametrize(("l1", "fine"), [(0.038, True), (0.0382, False)])
+def test_the_relative_l1_of_normal_inputs_decides_too(l1, fine):
+    assert is_fine({"normal": {"cosine": 0.9995, "relative_l1": l1}}) == fine
+    assert is_fine({"normal": {"cosine": 0.9995}, "channel_offsets": {"cosine": 0.9995, "relative_l1": 0.1}})
+
+
+@pytest.mark.parametrize(
+    ("cosine", "asked", "served"),
+    [
+        (0.99926, 0.9993, True),  # as is_fine has it
+        (0.99924, 0.9993, False),
+        (0.99926, 0.99926, True),
+        (0.99926, 0.99935, False),
+        (0.99895, 0.999, True),
+        (0.99894, 0.999, False),
+        (None, 0.999, True),
+        (None, 0.9991, False),
+    ],
+)
+def test_one_rule_says_whether_a_cosine_is_reached(cosine, asked, served):
+    entry = make_entry(min_cosine=cosine)
+    assert entry.serves(asked) == entry.is_accurate_for(asked) == served
+    if cosine is not None and asked == 0.9993:
+        assert is_fine({"normal": {"cosine": cosine}}) == served
+
+
+def test_a_coarse_kernel_is_not_for_who_asks_for_the_fine_tier():
+    # coarse by its relative L1: its cosine alone would do
+    coarse = make_entry(tier="coarse", min_cosine=0.99927)
+    assert coarse.serves(0.9992)
+    assert not coarse.serves(0.9993)
+    assert make_entry(min_cosine=0.99927).serves(0.9993)  # the only one of its bucket
+
+
+def test_torch_is_for_everyone_and_its_kernel_is_not():
+    entry = make_entry(answer="sdpa", min_cosine=0.9991)
+    assert entry.serves(0.9999)
+    assert not entry.is_accurate_for(0.9999)

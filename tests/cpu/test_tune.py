@@ -20,7 +20,8 @@ from sagegen.gpu import DetectedGpu, find_gpu
 from sagegen.measuring.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen
 from sagegen.measuring.telemetry import GpuState
 from sagegen.plan import ROLES
-from sagegen.problem import TUNED_LENGTHS, Problem
+from sagegen.problem import TUNED_LENGTHS, Problem, make_lengths
+from sagegen.registry import read_entries, save_entries
 from sagegen.render import Source
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import Config, parse_config
@@ -235,7 +236,9 @@ def test_the_test_space_holds_what_the_tests_speak_of() -> None:
 def test_every_bucket_gets_the_best_config_with_its_figures_and_provenance(bench: Bench) -> None:
     result = bench.tune(trials=100)
     assert result.cause is None
-    assert [(e.bucket.kv_min, e.bucket.kv_max) for e in result.entries] == [(1, 2047), (2048, 8191), (8192, None)]
+    assert [(e.bucket.kv_min, e.bucket.kv_max) for e in result.entries] == [
+        (1, 1448), (1449, 2896), (2897, 5792), (5793, 11585), (11586, None)
+    ]  # fmt: skip
     for entry, length in zip(result.entries, TUNED_LENGTHS, strict=True):
         assert (entry.config, entry.answer) == (BEST.name, "kernel")
         assert entry.figures.kernel_us == pytest.approx(length.tokens / 8, rel=0.01)
@@ -251,7 +254,7 @@ def test_every_bucket_gets_the_best_config_with_its_figures_and_provenance(bench
 
 
 def test_tops_follow_the_papers_convention(bench: Bench) -> None:
-    entry = bench.tune(trials=3).entries[1]
+    entry = bench.tune(trials=3).entries[2]
     assert entry.provenance.shape == "b4 h32/32 q4096 kv4096"
     assert entry.figures.kernel_us is not None
     flops = 4 * 4 * 32 * 4096**2 * 64
@@ -261,8 +264,8 @@ def test_tops_follow_the_papers_convention(bench: Bench) -> None:
 def test_the_default_is_measured_first_at_every_length(bench: Bench) -> None:
     bench.tune(trials=3)
     screens = [job for job in bench.worker.jobs if isinstance(job, Screen)]
-    assert [(parse_config(j.candidate.config), j.shape.kv_len) for j in screens[:3]] == [
-        (DEFAULT, 1024), (DEFAULT, 4096), (DEFAULT, 16384)
+    assert [(parse_config(j.candidate.config), j.shape.kv_len) for j in screens[:5]] == [
+        (DEFAULT, 1024), (DEFAULT, 2048), (DEFAULT, 4096), (DEFAULT, 8192), (DEFAULT, 16384)
     ]  # fmt: skip
 
 
@@ -279,7 +282,7 @@ def test_trials_are_counted_per_problem_and_problems_take_turns(bench: Bench) ->
     assert Counter(r.problem for r in result.records) == {PROBLEM.name: 5, OTHER.name: 5}
     order = [e.record.problem for e in bench.events if isinstance(e, Attempted)]
     assert set(order[:2]) == {PROBLEM.name, OTHER.name}
-    assert len(result.entries) == 6
+    assert len(result.entries) == 10
 
 
 def test_failing_candidates_are_recorded_and_the_search_goes_on(bench: Bench) -> None:
@@ -419,6 +422,62 @@ def test_killed_in_the_middle_of_a_write_it_resumes_with_what_was_whole(bench: B
     assert len(bench.outcomes()) == 20
 
 
+def test_a_run_that_its_budget_ended_goes_on_from_its_journal(bench: Bench) -> None:
+    bench.tune(budget_s=1e-6)
+    known = set(bench.outcomes())
+    assert known == {DEFAULT.name}
+    bench.worker.jobs.clear()
+    result = bench.tune(budget_s=600, trials=100)
+    assert next(e for e in bench.events if isinstance(e, Started)).known == 1
+    assert not {c.name for c in bench.worker.gated} & known
+    assert {entry.config for entry in result.entries} == {BEST.name}
+    bench.worker.jobs.clear()
+    again = bench.tune(budget_s=600, trials=100)
+    assert bench.worker.gated == []
+    assert [e.config for e in again.entries] == [e.config for e in result.entries]
+
+
+def test_sittings_of_other_lengths_and_problems_make_one_registry(bench: Bench) -> None:
+    path = bench.folder / "l20.yaml"
+    short, long = TUNED_LENGTHS[:2], TUNED_LENGTHS[2:]
+    for problem, lengths in ((PROBLEM, short), (OTHER, TUNED_LENGTHS), (PROBLEM, long)):
+        result = bench.tune([problem], trials=100, lengths=lengths)
+        assert len(result.entries) == len(lengths)
+        save_entries(path, "l20", result.entries, {d: file.read_bytes() for d, file in result.cubins.items()})
+    entries = read_entries(path, "l20")
+    for problem in (PROBLEM, OTHER):
+        own = [e.lengths for e in entries if e.problem == problem.name]
+        assert own == [length.bucket for length in TUNED_LENGTHS]
+
+
+def test_what_sittings_measured_length_by_length_is_not_measured_again(bench: Bench) -> None:
+    bench.tune(trials=100, lengths=TUNED_LENGTHS[:2])
+    bench.tune(trials=100, lengths=TUNED_LENGTHS[2:])
+    assert {job.shape.kv_len for job in bench.worker.jobs if isinstance(job, Screen)} == {1024, 2048, 4096, 8192, 16384}
+    bench.worker.jobs.clear()
+    result = bench.tune(trials=100)
+    assert bench.worker.gated == []
+    assert len(result.entries) == 5
+    one = bench.tune(trials=100, lengths=TUNED_LENGTHS[4:])
+    assert bench.worker.gated == []
+    assert [e.bucket.kv_min for e in one.entries] == [11586]
+
+
+def test_a_journal_of_fewer_lengths_does_not_count_for_more(bench: Bench) -> None:
+    bench.worker.faults = {VICTIMS[0]: "accuracy"}
+    bench.tune(trials=100, lengths=make_lengths((1024, 4096, 16384)))
+    bench.worker.jobs.clear()
+    result = bench.tune(trials=100)
+    assert set(bench.worker.gated) == set(SPACE) - {VICTIMS[0]}  # a failure needs no second look
+    assert [entry.config for entry in result.entries] == [BEST.name] * 5
+
+
+def test_only_the_incumbents_of_a_sittings_lengths_are_measured(bench: Bench) -> None:
+    held = {(PROBLEM, TUNED_LENGTHS[0]): BEST, (PROBLEM, TUNED_LENGTHS[4]): VICTIMS[0]}
+    bench.tune(trials=2, incumbents=held, lengths=TUNED_LENGTHS[:1])
+    assert bench.worker.gated == [DEFAULT, BEST]
+
+
 def test_a_changed_template_text_makes_old_records_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     from sagegen.render import render
 
@@ -477,14 +536,14 @@ def test_an_incumbent_is_measured_and_kept_when_nothing_is_faster(bench: Bench) 
     result = bench.tune(trials=8, incumbents=held)
     assert bench.worker.gated[:2] == [DEFAULT, BEST]
     assert {entry.config for entry in result.entries} == {BEST.name}
-    assert [job.peers for job in bench.worker.jobs if isinstance(job, Finals)] == [True] * 3  # and no confirmation
+    assert [job.peers for job in bench.worker.jobs if isinstance(job, Finals)] == [True] * 5  # and no confirmation
 
 
 def test_a_challenger_is_confirmed_in_a_fresh_process_against_the_incumbent(bench: Bench) -> None:
     bench.tune(trials=100)
     finals = [job for job in bench.worker.jobs if isinstance(job, Finals)]
-    confirmations = finals[3:]
-    assert [[parse_config(c.config) for c in job.candidates] for job in confirmations] == [[BEST, DEFAULT]] * 3
+    confirmations = finals[5:]
+    assert [[parse_config(c.config) for c in job.candidates] for job in confirmations] == [[BEST, DEFAULT]] * 5
     assert bench.worker.processes == 2
 
 
@@ -492,15 +551,15 @@ def test_a_config_that_crashes_in_finals_falls_out(bench: Bench) -> None:
     bench.worker.final_faults = {BEST: "crash"}
     result = bench.tune(trials=100)
     assert BEST.name not in {entry.config for entry in result.entries}
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
     assert any(r.phase == "final" and r.outcome == "crash" for r in read_journal(bench.journal))
 
 
 def test_sdpa_answers_where_it_is_faster_with_quantization_counted_in(bench: Bench) -> None:
     bench.worker.peers_us = 4096 / 8 + 5  # between the best kernel's time at 4096 tokens and that of its full call
     result = bench.tune(trials=100)
-    assert [entry.answer for entry in result.entries] == ["kernel", "sdpa", "sdpa"]
-    assert result.entries[1].figures.speed_vs_sdpa == pytest.approx((512 + 5) / (512 + 10), rel=0.01)
+    assert [entry.answer for entry in result.entries] == ["kernel", "kernel", "sdpa", "sdpa", "sdpa"]
+    assert result.entries[2].figures.speed_vs_sdpa == pytest.approx((512 + 5) / (512 + 10), rel=0.01)
 
 
 def test_a_faster_kernel_with_a_slower_full_call_does_not_win(bench: Bench) -> None:
@@ -521,7 +580,7 @@ def test_planted_faults_are_survived(bench: Bench) -> None:
     bench.worker.run = run  # type: ignore[method-assign]
     result = bench.tune(trials=12, plants=("crash", "hang", "badcompile"))
     assert Counter(bench.outcomes().values()) == {"ok": 12, "crash": 1, "timeout": 1, "compile": 1}
-    assert len(result.entries) == 3
+    assert len(result.entries) == 5
 
 
 def test_two_gpus_share_the_work(bench: Bench) -> None:
@@ -550,7 +609,7 @@ def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
     progress = [e.progress for e in bench.events if isinstance(e, Attempted)]
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
-    assert [e.config for e in bench.events if isinstance(e, Decided)] == [BEST.name] * 3
+    assert [e.config for e in bench.events if isinstance(e, Decided)] == [BEST.name] * 5
 
 
 def test_two_runs_with_different_seeds_find_the_same_winner(bench: Bench, tmp_path: Path) -> None:
@@ -577,10 +636,10 @@ def test_a_bucket_has_its_fastest_and_its_fastest_fine_config(bench: Bench) -> N
     assert [(e.config, e.tier, e.min_cosine) for e in result.entries] == [
         (BEST.name, "coarse", 0.9991),
         (fine.name, "fine", 0.9994),
-    ] * 3
+    ] * 5
     assert {e.cubin_sha256 for e in result.entries} == set(result.cubins)
     decided = [event for event in bench.events if isinstance(event, Decided)]
-    assert [event.bucket.rpartition(" ")[2] for event in decided] == ["(coarse)", "(fine)"] * 3
+    assert [event.bucket.rpartition(" ")[2] for event in decided] == ["(coarse)", "(fine)"] * 5
     # the same with both as the ones to beat: nothing changes hands, nothing needs confirming
     cases = [(PROBLEM, length) for length in TUNED_LENGTHS]
     again = bench.tune(incumbents=dict.fromkeys(cases, BEST), fine_incumbents=dict.fromkeys(cases, fine))
@@ -589,16 +648,16 @@ def test_a_bucket_has_its_fastest_and_its_fastest_fine_config(bench: Bench) -> N
 
 def test_where_the_fastest_config_is_fine_it_is_for_everyone(bench: Bench) -> None:
     bench.worker = coarse_where(lambda config: config != BEST)
-    assert [(e.config, e.tier) for e in bench.tune().entries] == [(BEST.name, None)] * 3
+    assert [(e.config, e.tier) for e in bench.tune().entries] == [(BEST.name, None)] * 5
 
 
 def test_where_nothing_is_fine_the_fastest_config_is_all_there_is(bench: Bench) -> None:
     bench.worker = coarse_where(lambda config: True)
-    assert [(e.config, e.tier) for e in bench.tune().entries] == [(BEST.name, None)] * 3
+    assert [(e.config, e.tier) for e in bench.tune().entries] == [(BEST.name, None)] * 5
 
 
 def test_a_run_that_ends_before_its_finals_has_both_tiers_too(bench: Bench) -> None:
     bench.worker = coarse_where(lambda config: config.rescale == "skip")  # type: ignore[union-attr]
     bench.stop_after = len(SPACE) - 1
     entries = bench.tune().entries
-    assert [entry.tier for entry in entries] == ["coarse", "fine"] * 3
+    assert [entry.tier for entry in entries] == ["coarse", "fine"] * 5

@@ -45,7 +45,7 @@ def test_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) 
     known = read_journal(journal)
 
     done = subprocess.run([sys.executable, str(CHILD), str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["32", "3"]
+    assert done.stdout.split() == ["32", "5"]
     records = [r for r in read_journal(journal) if r.phase == "screen"]
     assert records[: len(known)] == known
     assert max(Counter(r.config for r in records).values()) == 1
