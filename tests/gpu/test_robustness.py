@@ -9,7 +9,7 @@ import functools
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,14 +75,17 @@ class Checked:
     """A kernel of the wgmma family.
 
     Attributes:
+        config: None is the family's default.
         tier: whose floors hold.
-        found: its entry in the shipped registry; None is the family's default config.
+        digest: of the shipped cubin; empty for the default, which is built here.
+        found: its entry in the shipped registry.
     """
 
     problem: Problem
     config: Config | None
     tier: Tier
-    found: Found | None
+    digest: str = ""
+    found: Found | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -100,8 +103,10 @@ def _find_tested() -> list[Checked]:
                 continue
             at = Found(entry, SHIPPED_FOR, False, False, layer)
             # an entry alone in its bucket is there for callers who want the fine one too
-            found[key] = Checked(parse_problem(entry.problem), config, entry.tier or "fine", at)
-    return [*found.values(), *(Checked(problem, None, "fine", None) for problem in PROBLEMS)]
+            found[key] = Checked(
+                parse_problem(entry.problem), config, entry.tier or "fine", str(entry.cubin_sha256), at
+            )
+    return [*found.values(), *(Checked(problem, None, "fine") for problem in PROBLEMS)]
 
 
 TESTED = _find_tested()
