@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sagegen
-from public_calls import assert_close, assert_right, draw_qkv, errors, kernel
+from public_calls import BF16, assert_close, assert_right, draw, draw_qkv, errors, kernel
 from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.reference import attention as exact
 
@@ -46,6 +46,15 @@ def test_a18_gradients_are_torchs():
         assert errors(x.grad, ref.grad)[0] < 0.01
     with torch.no_grad():
         assert_right(q, k, v)
+
+
+def test_b8_lse_of_a_width_that_no_kernel_has():
+    q, k, v = (draw(1, 5, 1, 5, seed=s, dtype=BF16) for s in range(3))
+    out, lse = sagegen.attention(q, k, v, layout="NHD", return_lse=True)
+    assert sagegen.last_dispatch().answer == "sdpa"
+    ref, ref_lse = exact(q, k, v, layout="NHD", return_lse=True, out_dtype=torch.float64)
+    torch.testing.assert_close(lse, ref_lse, atol=0.01, rtol=0)
+    assert_close(out, ref)
 
 
 def test_d4_tensors_on_two_devices():
