@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explained_hazards import Explanation, explain
+from sanitize import print_report, run_command
 from sanitizer_report import group_hazards, parse_report
 
 MEMCHECK = """\
@@ -87,3 +88,30 @@ def test_a_hazard_is_explained_by_both_of_its_lines() -> None:
     assert explain(ours, explained) == "full[stage]: waited for before the tile is read"
     assert explain(torchs, explained) == ""
     assert explain(ours, [Explanation(("copy_tile", "other"), "no")]) == ""
+
+
+# --- what sanitize.py makes of it
+
+
+def test_hazards_that_nobody_explained_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not print_report(parse_report("racecheck", RACECHECK), SOURCES)
+    said = capsys.readouterr().out
+    assert "257 hazards in 2 kernels: ?" in said
+    assert "Write: copy_tile(k);\n      a.cu:2" in said
+
+
+def test_an_error_fails_and_its_line_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not print_report(parse_report("memcheck", MEMCHECK), {"d64_fp16_full_int8_mma_bq64": ["", "", "  load();"]})
+    assert "d64_fp16_full_int8_mma_bq64.cu:3: load();" in capsys.readouterr().out
+
+
+def test_hazards_that_cannot_be_read_fail() -> None:
+    assert not print_report(parse_report("racecheck", "========= RACECHECK SUMMARY: 2 hazards displayed\n"), {})
+    assert print_report(parse_report("racecheck", "========= RACECHECK SUMMARY: 0 hazards displayed\n"), {})
+
+
+def test_a_tool_that_does_not_end_is_ended() -> None:
+    code, output = run_command(["sh", "-c", "echo begun; sleep 60"], 0.5)
+    assert code != 0
+    assert "begun" in output
+    assert "ended after 0.5 s" in output
