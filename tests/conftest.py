@@ -20,6 +20,21 @@ settings.register_profile("sagegen", derandomize=True, deadline=None)
 settings.load_profile("sagegen")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("sagegen", "tests on a card")
+    group.addoption(
+        "--random-calls", type=int, default=10_000, metavar="N", help="calls of tests/gpu/test_random_calls.py"
+    )
+    group.addoption("--first-call", type=int, default=0, metavar="I", help="number of the first of them; to replay one")
+    group.addoption(
+        "--wait-limit",
+        type=int,
+        default=0,
+        metavar="N",
+        help="build kernels of tests/gpu whose waits for an mbarrier trap after N failures, so that a deadlock ends",
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Every SAGEGEN_* variable unset, cache and registries in a folder of this run; yields that folder."""

@@ -1,27 +1,35 @@
-"""What tests on a card share: the card, kernels built in one batch, and poisoned memory."""
+"""What tests on a card share: the card, kernels built in one batch, a registry that names one kind, poisoned memory."""
 
 from __future__ import annotations
 
 import random
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from sagegen.build import BuildFailure, build_batch
+import sagegen
+from kernel_kinds import KINDS, MAIN_KINDS, PROBLEMS, KernelKind
+from sagegen.abi import LAUNCH_ABI
+from sagegen.build import BuildFailure, Built, build_batch
+from sagegen.entry import Entry, Provenance, Range
 from sagegen.env import read_env
 from sagegen.errors import ToolchainError
-from sagegen.gpu import match_gpu
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.gpu import Gpu, match_gpu
+from sagegen.launch import Program, load_program
+from sagegen.measuring.verdict import PROTOCOL
+from sagegen.problem import Problem
+from sagegen.registry import save_entries
 from sagegen.render import render
 from sagegen.rules import Target, default_config, valid_configs
+from sagegen.runtime.dispatch import dispatcher
 from sagegen.space import FAMILIES
 from sagegen.store import open_store
-from sagegen.toolkit import find_toolkit
+from sagegen.toolkit import Toolkit, find_toolkit
 
-PROBLEMS = [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]
 CONFIGS_PER_PROBLEM = 2
 _POISON = """
 extern "C" __global__ void poison(unsigned words) {
@@ -29,6 +37,14 @@ extern "C" __global__ void poison(unsigned words) {
     for (unsigned i = threadIdx.x; i < words; i += blockDim.x) reinterpret_cast<volatile unsigned*>(shared)[i] = ~0u;
 }
 """
+
+
+pytest.register_assert_rewrite("public_calls")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "pinned" in metafunc.fixturenames:
+        metafunc.parametrize("kind", MAIN_KINDS, ids=lambda kind: kind.name, scope="module")
 
 
 def pytest_collection_modifyitems(items):
@@ -101,6 +117,84 @@ def kernels(gpu, toolkit):
         problem: [Kernel(problem, s.config, s.name, built[s.name].cubin) for s in some]
         for problem, some in sources.items()
     }
+
+
+@dataclass(frozen=True)
+class KindKernel:
+    """What stands for a kind of kernels in one problem."""
+
+    kind: KernelKind
+    problem: Problem
+    config: object
+    built: Built
+
+    def load(self) -> Program:
+        return load_program(self.built.cubin.read_bytes(), self.built.name, self.problem, self.config, 0)
+
+
+@pytest.fixture(scope="session")
+def kind_kernels(
+    gpu: Gpu, toolkit: Toolkit, request: pytest.FixtureRequest
+) -> dict[tuple[KernelKind, Problem], KindKernel]:
+    """Kernels of all kinds that the card has, by kind and problem, built into the public API's store in one batch."""
+    limit = request.config.getoption("wait_limit")
+    pairs = {}
+    for kind in KINDS:
+        for problem in PROBLEMS:
+            config = kind.find_config(Target(gpu, problem, toolkit.version))
+            if config is not None:
+                source = render(problem, config)
+                text = f"#define WAIT_LIMIT {limit}\n{source.text}" if limit else source.text
+                pairs[kind, problem] = replace(source, text=text)
+    built = build_batch(list(pairs.values()), gpu.arch, open_store(read_env()), toolkit)
+    failures = [result for result in built.values() if isinstance(result, BuildFailure)]
+    assert not failures, failures[0]
+    return {key: KindKernel(*key, source.config, built[source.name]) for key, source in pairs.items()}
+
+
+@pytest.fixture(scope="module")
+def registry_of_kind(
+    kind: KernelKind,
+    kind_kernels: dict[tuple[KernelKind, Problem], KindKernel],
+    gpu: Gpu,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, object]]:
+    """The user's registry names one kind for every problem and length; the process asks it anew. Configs by problem."""
+    own = [kernel for (of, _), kernel in kind_kernels.items() if of == kind]
+    if not own:
+        pytest.skip(kind.needs())
+    folder = tmp_path_factory.mktemp("registry")
+    save_entries(folder / f"{gpu.name}.yaml", gpu.name, [entry_of(kernel, gpu) for kernel in own], {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAGEGEN_TUNED_DIR", str(folder))
+        dispatcher.cache_clear()  # a dispatcher reads the environment once
+        yield {kernel.problem.name: kernel.config for kernel in own}
+    dispatcher.cache_clear()
+
+
+def entry_of(kernel: KindKernel, gpu: Gpu) -> Entry:
+    """An entry that goes before every shipped one: the user's, and measured as far as it says."""
+    return Entry(
+        problem=kernel.problem.name,
+        bucket=Range(kv_min=1, kv_max=None),
+        answer="kernel",
+        config=kernel.config.name,
+        kernel=kernel.built.name,
+        cubin_sha256=kernel.built.cubin_sha256,
+        provenance=Provenance(
+            kind="measured", gpu=gpu.name, sms=gpu.sms, launch_abi=LAUNCH_ABI, protocol=PROTOCOL, date="", shape=""
+        ),
+    )
+
+
+@pytest.fixture
+def pinned(registry_of_kind: dict[str, object]) -> Iterator[None]:
+    """The public API answers with kernels of one kind; the test's last call is held to that."""
+    yield
+    last = sagegen.last_dispatch()
+    if last is not None:  # None: the test was skipped before it called
+        assert last.answer == "kernel", last.reason
+        assert last.config == registry_of_kind[last.problem.name]
 
 
 @pytest.fixture(scope="session")

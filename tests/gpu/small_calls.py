@@ -1,77 +1,121 @@
-"""One small call of every kernel, for a checker to watch; no test.
+"""A few small calls of many kernels, for a checker to watch; no test. See sanitize.py, which runs the checkers.
 
-compute-sanitizer --tool memcheck --report-api-errors no python tests/gpu/small_calls.py
-compute-sanitizer --tool racecheck python tests/gpu/small_calls.py
+    python tests/gpu/small_calls.py [--kinds wgmma-exact mma] [--problems d128_bf16_causal_int8] [--registry]
 
-Kernels: those of this GPU's registry, the default configs, and diverse ones of either P·V kind. The shapes leave tails
-in every tile, share heads (GQA), and one key holds a NaN.
+One call leaves tails in every tile, shares heads (GQA), and one key holds a NaN. The other has more works than the GPU
+has SMs, so that persistent blocks fetch several. `--registry` adds what is tuned for this GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from kernel_kinds import KINDS, PROBLEMS
 from sagegen.build import Built, build_batch
 from sagegen.env import read_env
 from sagegen.gpu import Gpu, match_gpu
 from sagegen.launch import load_program
 from sagegen.measuring.call import call_program
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem, parse_problem
+from sagegen.measuring.inputs import DTYPES as TORCH_DTYPES
+from sagegen.problem import Shape, parse_problem
 from sagegen.registry import load_registry
 from sagegen.render import Source, render
-from sagegen.rules import Target, broken_rules, default_config
+from sagegen.rules import Target
 from sagegen.space import parse_config
 from sagegen.store import open_store
 from sagegen.toolkit import find_toolkit
 
-TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-DIVERSE = (
-    "mma_bq64_bk64_w4_st3_pv{pv16}_ad0_cvmagic_grwarp_qs16_ks64_rsskip_qosmem_mb2",
-    "mma_bq128_bk128_w8_st2_pve4m3f32_ad64_cvmagic_grblock_qs32_ks64_rsskip_qoreg_mb1",
-    "mma_bq64_bk64_w2_st4_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1",
-)
+TAILS = Shape(1, 4, 2, 200, 333)
+MANY_WORKS = Shape(4, 40, 8, 64, 130)
 
 
-def sources(gpu: Gpu) -> list[Source]:
-    found = {}
-    for problem in [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]:
-        target = Target(gpu, problem)
-        pv16 = {"fp16": "f16f32", "bf16": "bf16f32"}[problem.dtype]
-        configs = [default_config(target), *(parse_config(name.format(pv16=pv16)) for name in DIVERSE)]
-        for config in configs:
-            if not broken_rules(config, target):
-                found[render(problem, config).name] = render(problem, config)
-    registry = load_registry(gpu.name, read_env())
-    for layer in registry.layers:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which kernels: names of kinds and problems, and whether the registry's too."""
+
+    kinds: tuple[str, ...]
+    problems: tuple[str, ...]
+    registry: bool
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds, problems = [kind.name for kind in KINDS], [problem.name for problem in PROBLEMS]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--problems", nargs="+", choices=problems, default=problems)
+    parser.add_argument("--registry", action="store_true", help="the kernels that are tuned for this GPU too")
+
+
+def read_arguments(arguments: argparse.Namespace) -> Wanted:
+    return Wanted(tuple(arguments.kinds), tuple(arguments.problems), arguments.registry)
+
+
+def find_gpu() -> Gpu:
+    properties = torch.cuda.get_device_properties(0)
+    gpu = match_gpu(properties.name, properties.multi_processor_count)
+    if gpu is None:
+        raise SystemExit(f"{properties.name} is no GPU of sagegen's table")
+    return gpu
+
+
+def render_wanted(gpu: Gpu, wanted: Wanted) -> list[Source]:
+    """The sources, each once; kinds that the GPU has not are left out."""
+    found = {source.name: source for source in _render_kinds(gpu, wanted)}
+    for layer in load_registry(gpu.name).layers if wanted.registry else ():
         for entry in layer.entries:
-            if entry.config:
+            if entry.config and entry.problem in wanted.problems:
                 source = render(parse_problem(entry.problem), parse_config(entry.config))
                 found[source.name] = source
     return list(found.values())
 
 
-def main() -> None:
-    properties = torch.cuda.get_device_properties(0)
-    gpu = match_gpu(properties.name, properties.multi_processor_count)
-    if gpu is None:
-        raise SystemExit(f"{properties.name} is no GPU of sagegen's table")
-    wanted = sources(gpu)
-    built = build_batch(wanted, gpu.arch, open_store(read_env()), find_toolkit(read_env()))
-    for source in wanted:
-        result = built[source.name]
+def _render_kinds(gpu: Gpu, wanted: Wanted) -> Iterator[Source]:
+    for kind in KINDS:
+        for problem in PROBLEMS:
+            if kind.name in wanted.kinds and problem.name in wanted.problems:
+                config = kind.find_config(Target(gpu, problem))
+                if config is not None:
+                    yield render(problem, config)
+
+
+def build(gpu: Gpu, sources: Iterable[Source]) -> dict[str, Path]:
+    """Cubins by the sources' names."""
+    cubins = {}
+    for name, result in build_batch(list(sources), gpu.arch, open_store(read_env()), find_toolkit(read_env())).items():
         if not isinstance(result, Built):
-            raise SystemExit(f"{source.name}: {result.reason}")
-        program = load_program(result.cubin.read_bytes(), source.name, source.problem, source.config, 0)
-        dtype = TORCH_DTYPES[source.problem.dtype]
-        q = torch.randn(1, 4, 200, source.problem.head_dim, device="cuda", dtype=dtype)
-        k, v = (torch.randn(1, 2, 333, source.problem.head_dim, device="cuda", dtype=dtype) for _ in range(2))
+            raise SystemExit(f"{name}: {result.reason}")
+        cubins[name] = result.cubin
+    return cubins
+
+
+def run_calls(source: Source, cubin: Path) -> None:
+    program = load_program(cubin.read_bytes(), source.name, source.problem, source.config, 0)
+    for shape in (TAILS, MANY_WORKS):
+        dim, dtype = source.problem.head_dim, TORCH_DTYPES[source.problem.dtype]
+        q = torch.randn(shape.batch, shape.heads_q, shape.q_len, dim, device="cuda", dtype=dtype)
+        k, v = (
+            torch.randn(shape.batch, shape.heads_kv, shape.kv_len, dim, device="cuda", dtype=dtype) for _ in range(2)
+        )
         k[0, 0, 5, 3] = math.nan
         call_program(program, source.problem, source.config, q, k, v, want_lse=True)
         torch.cuda.synchronize()
-        program.unload()
-    print(f"{len(wanted)} kernels on {gpu.name}")
+    program.unload()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    wanted = read_arguments(parser.parse_args())
+    gpu = find_gpu()
+    sources = render_wanted(gpu, wanted)
+    for name, cubin in build(gpu, sources).items():
+        run_calls(next(source for source in sources if source.name == name), cubin)
+    print(f"{len(sources)} kernels on {gpu.name}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,38 @@
+"""The kinds of kernels that tests on a card run: which configs stand for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_kinds import EXACT, KINDS, MAIN_KINDS, MMA, PACKED, PROBLEMS, KernelKind
+from sagegen.gpu import GPUS
+from sagegen.problem import Problem
+from sagegen.rules import Target, broken_rules, default_config
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_hopper_has_every_kind_in_every_problem(kind: KernelKind, problem: Problem) -> None:
+    target = Target(GPUS["h200"], problem)
+    config = kind.find_config(target)
+    assert config is not None
+    assert not broken_rules(config, target)
+    assert config.family == kind.family
+    assert {name: getattr(config, name) for name in kind.asked} == dict(kind.asked)
+
+
+def test_main_kinds_are_the_defaults_of_both_families_and_the_packed_exponent() -> None:
+    target = Target(GPUS["h200"], PROBLEMS[0])
+    exact, packed, mma = (kind.find_config(target) for kind in MAIN_KINDS)
+    assert (EXACT, PACKED, MMA) == MAIN_KINDS
+    assert exact == default_config(target)
+    assert packed is not None
+    assert packed.block_q == exact.block_q  # tiles stay the default's
+    assert mma is not None
+    assert mma.family == "mma"
+
+
+def test_kinds_that_a_gpu_has_not_are_none() -> None:
+    target = Target(GPUS["a100"], PROBLEMS[0])
+    assert EXACT.find_config(target) is None
+    assert MMA.find_config(target) is not None

@@ -1,0 +1,71 @@
+"""Kinds of kernels that tests on a card run side by side, and the config that stands for each on a GPU.
+
+A kind asks for a few fields; all others are its family's default, so a field that the space gains needs no line here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from sagegen.mma_rules import default_mma_config
+from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.rules import Target, broken_rules
+from sagegen.space import Config
+from sagegen.wgmma_rules import default_wgmma_config
+
+PROBLEMS = [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]
+
+_DEFAULTS: Mapping[str, Callable[[Target], Config]] = {
+    "mma": default_mma_config,
+    "wgmma": lambda _: default_wgmma_config(),
+}
+#: Fields beside the asked ones that may leave the default to keep the rules.
+_MOST_CHANGES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class KernelKind:
+    """One kind.
+
+    Attributes:
+        asked: the fields that make it.
+    """
+
+    name: str
+    family: str
+    asked: Mapping[str, int | str] = field(default_factory=dict, hash=False)
+
+    def find_config(self, target: Target) -> Config | None:
+        """The valid config nearest to the family's default that has the asked fields; None when there is none."""
+        start = replace(_DEFAULTS[self.family](target), **self.asked)
+        # tiles, which come first in a space, change last
+        free = [param for param in reversed(start.params) if param.name not in self.asked]
+        for changes in range(_MOST_CHANGES + 1):
+            for changed in itertools.combinations(free, changes):
+                names = [param.name for param in changed]
+                for values in itertools.product(*(param.values for param in changed)):
+                    config = replace(start, **dict(zip(names, values, strict=True)))
+                    if not broken_rules(config, target):
+                        return config
+        return None
+
+    def needs(self) -> str:
+        """Why a GPU has none."""
+        return f"needs a GPU and an nvcc with {self.family} kernels of kind {self.name}"
+
+
+#: What users get from either family: every case of a user runs on each.
+EXACT = KernelKind("wgmma-exact", "wgmma", {"exponent": "mufu"})
+PACKED = KernelKind("wgmma-packed", "wgmma", {"exponent": "packed"})
+MMA = KernelKind("mma", "mma")
+MAIN_KINDS = (EXACT, PACKED, MMA)
+#: Other ways through the loops: two products at once, sums promoted every tile, FP8 by mma.sync.
+KINDS = (
+    *MAIN_KINDS,
+    KernelKind("wgmma-overlap", "wgmma", {"schedule": "overlap", "exponent": "mufu"}),
+    KernelKind("wgmma-overlap-packed", "wgmma", {"schedule": "overlap", "exponent": "packed"}),
+    KernelKind("wgmma-two-level", "wgmma", {"accumulation": "two"}),
+    KernelKind("mma-fp8", "mma", {"pv": "e4m3f32"}),
+)
