@@ -2,14 +2,16 @@
 
 Two layers hold entries of a GPU: the user's (`SAGEGEN_TUNED_DIR`) and the one that ships in the package. A measured
 entry goes before a predicted one, then the user's before the shipped. Cubins lie beside a layer's YAML, named by
-digest: `<gpu>/<first 16 digits>.cubin`.
+digest: `<gpu>/<first 16 digits>.cubin.gz`.
 """
 
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import importlib.resources
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 _DIGEST_IN_NAME = 16
+#: Of the largest cubin taken; those of this project have a hundredth of it.
+_MAX_CUBIN_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,7 @@ def read_cubin(found: Found) -> bytes | None:
         return None
     file = found.layer.folder / found.gpu_name / _cubin_name(digest)
     try:
-        data = file.read_bytes()
+        data = _unpack(file.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -224,9 +228,10 @@ def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping
         for digest, data in cubins.items():
             if _cubin_name(digest) in wanted:
                 folder.mkdir(exist_ok=True)
-                replace_file(folder / _cubin_name(digest), data)
+                # no time in the header: the same cubin is the same file
+                replace_file(folder / _cubin_name(digest), gzip.compress(data, mtime=0))
         replace_file(path, text.encode())
-        for stray in folder.glob("*.cubin"):
+        for stray in (*folder.glob("*.cubin.gz"), *folder.glob("*.cubin")):
             if stray.name not in wanted:
                 stray.unlink()
     return saved
@@ -281,4 +286,14 @@ def _raise(error: RegistryError) -> None:
 
 
 def _cubin_name(digest: str) -> str:
-    return f"{digest[:_DIGEST_IN_NAME]}.cubin"
+    return f"{digest[:_DIGEST_IN_NAME]}.cubin.gz"
+
+
+def _unpack(data: bytes) -> bytes:
+    """A gzip file's content; of anything else, or of more than a cubin can be, what no digest is of."""
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = unpacker.decompress(data, _MAX_CUBIN_BYTES)
+    except zlib.error:
+        return b""
+    return content if unpacker.eof else b""

@@ -720,7 +720,7 @@ def test_a_cubin_of_another_launch_abi_is_not_loaded(dispatcher, machine, env, c
 
 def test_a_changed_cubin_is_not_loaded(dispatcher, machine, env, caplog):
     ship(env, make_entry())
-    (file,) = (env.tuned_dir / "h200").glob("*.cubin")
+    (file,) = (env.tuned_dir / "h200").glob("*.cubin.gz")
     file.write_bytes(b"changed")
     call(dispatcher, tensor(1, 2, 5, 64))
     assert machine.loads == []

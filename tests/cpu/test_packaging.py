@@ -22,7 +22,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     for name in ("sagegen", "cli", "templates", "tuned"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "tuned" / "l20").mkdir(exist_ok=True)
-    (copy / "tuned" / "l20" / "kernel.cubin").write_bytes(b"")
+    (copy / "tuned" / "l20" / "kernel.cubin.gz").write_bytes(b"")
     script = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", script, str(copy / "out")], cwd=copy, check=True, capture_output=True)
     (wheel,) = (copy / "out").glob("*.whl")
@@ -38,7 +38,7 @@ def test_every_module_template_and_registry_is_in_it(names: list[str]) -> None:
     wanted = {
         f"sagegen/{'' if folder == 'sagegen' else folder + '/'}{path.relative_to(ROOT / folder)}"
         for folder in ("sagegen", "cli", "templates", "tuned")
-        for pattern in ("*.py", "*.j2", "*.cuh", "*.cpp", "*.hpp", "*.yaml", "*.cubin", "py.typed")
+        for pattern in ("*.py", "*.j2", "*.cuh", "*.cpp", "*.hpp", "*.yaml", "*.cubin.gz", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert wanted - set(names) == set()
@@ -49,4 +49,4 @@ def test_every_module_template_and_registry_is_in_it(names: list[str]) -> None:
 
 
 def test_cubins_of_a_gpu_are_in_it(names: list[str]) -> None:
-    assert "sagegen/tuned/l20/kernel.cubin" in names
+    assert "sagegen/tuned/l20/kernel.cubin.gz" in names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -239,7 +240,7 @@ def test_saving_keeps_cubins_that_are_named_and_drops_the_rest(env):
     found = registry.lookup(GPUS["h200"], CAUSAL, 1, env)
     assert registry.read_cubin(found) == new
     files = {p.relative_to(env.tuned_dir).as_posix() for p in env.tuned_dir.rglob("*") if p.is_file()}
-    assert files == {"h200.yaml", f"h200/{digests[new][:16]}.cubin"}
+    assert files == {"h200.yaml", f"h200/{digests[new][:16]}.cubin.gz"}
 
 
 def test_saving_over_a_broken_file_leaves_it_alone(env):
@@ -258,11 +259,21 @@ def test_a_cubin_under_a_false_digest_is_not_saved(env):
     assert not env.tuned_dir.exists()
 
 
-def test_a_changed_cubin_is_refused(env):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda packed: b"another",
+        lambda packed: gzip.compress(b"another"),
+        lambda packed: packed[:-9],
+        lambda packed: gzip.compress(bytes(1 << 27)),
+    ],
+    ids=["not packed", "another", "cut short", "a bomb"],
+)
+def test_a_changed_cubin_is_refused(env, damage):
     data = b"cubin"
     digest = hashlib.sha256(data).hexdigest()
     registry.save_entries(env.tuned_dir / "h200.yaml", "h200", [make_entry(cubin=data)], {digest: data})
-    (env.tuned_dir / "h200" / f"{digest[:16]}.cubin").write_bytes(b"another")
+    (env.tuned_dir / "h200" / f"{digest[:16]}.cubin.gz").write_bytes(damage(gzip.compress(data)))
     with pytest.raises(RegistryError, match=f"{digest[:16]}.cubin"):
         registry.read_cubin(registry.lookup(GPUS["h200"], CAUSAL, 1, env))
 
@@ -378,8 +389,8 @@ def test_two_files_of_one_gpu_in_one_folder_keep_their_cubins(tmp_path):
         )
     other = {hashlib.sha256(b"two").hexdigest(): b"two"}
     registry.save_entries(tmp_path / "trial.yaml", "l20", [make_entry(cubin=b"two")], other)
-    assert [path.read_bytes() for path in (tmp_path / "l20").glob("*.cubin")] == [b"one"]
-    assert [path.read_bytes() for path in (tmp_path / "trial").glob("*.cubin")] == [b"two"]
+    assert [gzip.decompress(path.read_bytes()) for path in (tmp_path / "l20").iterdir()] == [b"one"]
+    assert [gzip.decompress(path.read_bytes()) for path in (tmp_path / "trial").iterdir()] == [b"two"]
 
 
 def test_a_kernel_of_another_config_is_refused_with_its_line():
