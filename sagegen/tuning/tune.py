@@ -30,8 +30,6 @@ from sagegen.tuning.variants import BuildAhead, Builds, Renderer, Variant
 
 __all__ = ["Request", "Result", "Tools", "tune"]
 
-#: Bytes per thread (stores + loads) beyond which a spilling variant is not worth the GPU's time.
-SPILL_LIMIT = 256
 _SEARCH_SHARE = 0.7  # of the budget; the rest is for finals and confirmation
 _BATCH_PER_PROBLEM = 2
 _PING_TIMEOUT_S = 120.0
@@ -163,7 +161,7 @@ class _Run:
             built = builds[variant.name]
             if isinstance(built, BuildFailure):
                 self._enter(variant, "build", Attempt(built.outcome, built.reason))
-            elif reason := self._spills_too_much(variant, built):
+            elif reason := self._spill_reason(variant, built):
                 self._enter(variant, "build", Attempt("constraint", reason), built)
             else:
                 code = (variant.problem, built.code_sha256)
@@ -191,13 +189,12 @@ class _Run:
     def _must_run(self, variant: Variant) -> bool:
         return variant.config == self.defaults[variant.problem]
 
-    def _spills_too_much(self, variant: Variant, built: Built) -> str:
-        """Why a variant's spills make it not worth measuring, or an empty string."""
-        used = built.resources["attention"]
-        spilled = used.spill_store_bytes + used.spill_load_bytes
-        if spilled <= SPILL_LIMIT or variant.planted or self._is_held(variant):
+    def _spill_reason(self, variant: Variant, built: Built) -> str:
+        """Why a variant is not measured, since no kernel that spills is to ship; or an empty string."""
+        spilled = sum(used.spill_store_bytes + used.spill_load_bytes for used in built.resources.values())
+        if not spilled or variant.planted or self._is_held(variant):
             return ""
-        return f"spills {spilled} bytes per thread, more than {SPILL_LIMIT}"
+        return f"spills {spilled} bytes per thread"
 
     def _is_held(self, variant: Variant) -> bool:
         """Whether others are held against this config, so that it is measured however bad it looks."""
