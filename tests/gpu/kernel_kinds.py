@@ -61,9 +61,12 @@ EXACT = KernelKind("wgmma-exact", "wgmma", {"exponent": "mufu"})
 PACKED = KernelKind("wgmma-packed", "wgmma", {"exponent": "packed"})
 MMA = KernelKind("mma", "mma")
 MAIN_KINDS = (EXACT, PACKED, MMA)
-#: Other ways through the loops: two products at once, sums promoted every tile, FP8 by mma.sync.
+#: Other ways through the loops: sums by FADD, both exponents in a tile, two products at once, sums promoted
+#: every tile, FP8 by mma.sync.
 KINDS = (
     *MAIN_KINDS,
+    KernelKind("wgmma-fadd", "wgmma", {"row_sum": "fadd"}),
+    KernelKind("wgmma-mixed", "wgmma", {"exponent": "mixed4", "block_k": 256}),
     KernelKind("wgmma-overlap", "wgmma", {"schedule": "overlap", "exponent": "mufu"}),
     KernelKind("wgmma-overlap-packed", "wgmma", {"schedule": "overlap", "exponent": "packed"}),
     KernelKind("wgmma-two-level", "wgmma", {"accumulation": "two"}),

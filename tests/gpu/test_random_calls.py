@@ -27,6 +27,7 @@ from sagegen.launch import Program
 from sagegen.measuring.call import bind_call
 from sagegen.problem import Problem
 from sagegen.reference import attention as exact
+from sagegen.reference import quantized_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -34,6 +35,11 @@ BATCH = 64
 #: A batch takes tenths of a second.
 PATIENCE_S = 60
 MOST_FAILURES = 20
+#: Inputs whose scores are so wide that INT8 itself is now and then beyond the limits; how many calls may be, and how
+#: far such a call is from the same steps in PyTorch at most: a mean's last bit moves a wide score by a step.
+WIDE_INPUTS = ("outliers_x8", "outliers_x16", "q_x16")
+MOST_INEXACT = 0.001
+NUMERICS_L2, NUMERICS_LSE = 0.02, 0.05
 
 Programs = Mapping[tuple[str, Problem], Program]
 
@@ -51,23 +57,43 @@ def test_random_calls(programs: Programs, pytestconfig: pytest.Config) -> None:
     count, first = pytestconfig.getoption("random_calls"), pytestconfig.getoption("first_call")
     totals = Totals()
     failures: list[str] = []
+    inexact: list[str] = []
     for start in range(first, first + count, BATCH):
         calls = [draw_call(index) for index in range(start, min(start + BATCH, first + count))]
         for call, errors in zip(calls, run_batch(programs, calls), strict=True):
             kind = pick_kind(programs, call)
             totals.add(kind, call.inputs, errors)
             if fault := find_fault(call, errors):
-                failures.append(describe(call, kind, fault, errors))
+                found = inexact if has_its_numerics(programs[kind, call.problem], call, errors) else failures
+                found.append(describe(call, kind, fault, errors))
         if len(failures) >= MOST_FAILURES:
             break
     figures = totals.rows()
     print(*figures, sep="\n")
     if "OUT" in os.environ:
         Path(os.environ["OUT"], "random_calls.json").write_text(json.dumps([asdict(row) for row in figures], indent=1))
+    print("beyond the limits, as their numerics are:", *inexact, sep="\n  ")
     assert not failures, "\n".join(failures)
+    assert len(inexact) <= MOST_INEXACT * count + 1, "\n".join(inexact)
     if count >= 1000:  # a few calls are no average
         low = [row for row in figures if row.cosine < LIMITS[row.inputs].mean_cosine]
         assert not low, "\n".join(map(str, low))
+
+
+def has_its_numerics(program: Program, call: RandomCall, errors: Errors) -> bool:
+    """Whether only INT8 is to blame: the same steps in PyTorch are as far from exact attention as the kernel.
+
+    Of scores as wide as these a rounded query can lose half of its weight, in one of some thousand calls.
+    """
+    if call.inputs not in WIDE_INPUTS or errors.not_finite or errors.blind_wrong:
+        return False
+    x = make_inputs(call, "cuda")
+    bound = bind_call(program, call.problem, program.config, x.q, x.k, x.v, want_lse=call.want_lse)
+    bound.launch()
+    wanted, wanted_lse = quantized_attention(x.q, x.k, x.v, call.problem, program.config, want_lse=call.want_lse)
+    distance = (bound.out.float() - wanted).norm() / wanted.norm()
+    lse_distance = 0.0 if bound.lse is None else (bound.lse - wanted_lse).nan_to_num(posinf=0, neginf=0).abs().max()
+    return bool(distance < NUMERICS_L2 and lse_distance < NUMERICS_LSE)
 
 
 def pick_kind(programs: Programs, call: RandomCall) -> str:
