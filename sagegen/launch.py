@@ -1,7 +1,8 @@
 """Load a cubin and launch its kernels through the CUDA driver.
 
 One parameter struct goes to all three kernels of a source by value, so a warm call writes six pointers into a prepared
-buffer and makes three driver calls. Everything runs in torch's primary context, on the stream it is given.
+buffer and makes three driver calls. A launch that may start early carries CUDA's attribute for that (programmatic
+dependent launch). Everything runs in torch's primary context, on the stream it is given.
 """
 
 from __future__ import annotations
@@ -50,6 +51,35 @@ def _check(result: tuple[Any, ...], doing: str) -> Any:
     return values[0] if values else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One kernel's launch but for its parameters.
+
+    Attributes:
+        plain: arguments of cuLaunchKernel before the stream.
+        early: CUlaunchConfig by stream, made when first used; None unless the kernel may start early.
+    """
+
+    function: Any
+    plain: tuple[Any, ...]
+    early: dict[int, Any] | None
+
+
+def _early_config(plain: tuple[Any, ...], stream: int) -> Any:
+    """A CUlaunchConfig whose kernel may start before its predecessor in the stream has ended."""
+    driver = _driver()
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    attribute.value.programmaticStreamSerializationAllowed = 1
+    config = driver.CUlaunchConfig()
+    _, config.gridDimX, config.gridDimY, config.gridDimZ = plain[:4]
+    config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes = plain[4:]
+    config.hStream = driver.CUstream(stream)
+    config.attrs = [attribute]
+    config.numAttrs = 1
+    return config
+
+
 @dataclass(slots=True)
 class PreparedCall:
     """The launches of one plan, ready but for their pointers.
@@ -61,7 +91,7 @@ class PreparedCall:
     plan: Plan
     _buffer: Any = field(init=False)
     _address: int = field(init=False)
-    _calls: dict[Role, tuple[Any, ...]] = field(init=False)
+    _calls: dict[Role, _Call] = field(init=False)
     _streams: dict[int, Any] = field(init=False, default_factory=dict)
     _pointer: Any = field(init=False)
 
@@ -70,12 +100,13 @@ class PreparedCall:
         self._buffer[POINTER_STRUCT.size : PARAMS_BYTES] = self.plan.constants
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self._address = ctypes.addressof(self._pointer)
-        self._calls = {launch.role: self._arguments(launch) for launch in self.plan.launches}
+        self._calls = {launch.role: self._call(launch) for launch in self.plan.launches}
 
-    def _arguments(self, launch: Launch) -> tuple[Any, ...]:
+    def _call(self, launch: Launch) -> _Call:
         function = self.program.functions[launch.role]
         grid = min(launch.grid, self.program.sms) if launch.is_persistent else launch.grid
-        return (function, grid, 1, 1, launch.threads, 1, 1, launch.smem_bytes)
+        plain = (function, grid, 1, 1, launch.threads, 1, 1, launch.smem_bytes)
+        return _Call(function, plain, {} if launch.starts_early else None)
 
     def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Launch all kernels in order on `stream`. Arguments are device addresses; `lse` 0 when it is not wanted.
@@ -84,19 +115,25 @@ class PreparedCall:
             DriverError: a launch was refused. Faults inside a kernel surface at the next synchronization, as ever.
         """
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
-        for role, arguments in self._calls.items():
-            self._launch(role, arguments, stream)
+        for role, call in self._calls.items():
+            self._launch(role, call, stream)
 
     def launch_role(self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Launch one kernel, for timing it: `attention` reads what `quantize` left in the workspace."""
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
         self._launch(role, self._calls[role], stream)
 
-    def _launch(self, role: Role, arguments: tuple[Any, ...], stream: int) -> None:
-        handle = self._streams.get(stream)
-        if handle is None:
-            handle = self._streams[stream] = _driver().CUstream(stream)
-        (status,) = self.program.launch_kernel(*arguments, handle, self._address, 0)
+    def _launch(self, role: Role, call: _Call, stream: int) -> None:
+        if call.early is None:
+            handle = self._streams.get(stream)
+            if handle is None:
+                handle = self._streams[stream] = _driver().CUstream(stream)
+            (status,) = self.program.launch_kernel(*call.plain, handle, self._address, 0)
+        else:
+            config = call.early.get(stream)
+            if config is None:
+                config = call.early[stream] = _early_config(call.plain, stream)
+            (status,) = self.program.launch_early(config, call.function, self._address, 0)
         if status:  # CUDA_SUCCESS is 0
             raise DriverError(
                 f"CUDA driver: {status.name} while launching {role} of {self.program.name}", _DRIVER_REMEDY
@@ -113,7 +150,7 @@ class Program:
         functions: CUDA function handle per role.
         registers: registers per thread of each kernel, as loaded.
         sms: streaming multiprocessors of the device.
-        launch_kernel: the driver's launch call.
+        launch_kernel, launch_early: the driver's launch calls, the second for launches with attributes.
     """
 
     name: str
@@ -123,6 +160,7 @@ class Program:
     functions: dict[Role, Any]
     registers: dict[Role, int]
     launch_kernel: Any
+    launch_early: Any
     module: Any
     sms: int
 
@@ -171,4 +209,15 @@ def load_program(cubin: bytes, source_name: str, problem: Problem, config: Confi
             f"reserving {smem_bytes} bytes of shared memory for {source_name}",
         )
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return Program(source_name, problem, config, device, functions, registers, driver.cuLaunchKernel, module, sms)
+    return Program(
+        name=source_name,
+        problem=problem,
+        config=config,
+        device=device,
+        functions=functions,
+        registers=registers,
+        launch_kernel=driver.cuLaunchKernel,
+        launch_early=driver.cuLaunchKernelEx,
+        module=module,
+        sms=sms,
+    )

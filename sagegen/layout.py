@@ -73,9 +73,9 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     ones = 8 * config.block_k if config.row_sum == "ones" else 0
     stage = round_up(k_record, align) + round_up(max(v_tile, v_record) + ones, align)
     barriers = 0
-    if config.family == "wgmma":  # and Q's scales, and what belongs to the KV heads of two works
-        barriers = BARRIER_BYTES + 4 * config.block_q + 2 * 4 * config.head_rows * problem.head_dim
     q_tile = config.block_q * problem.head_dim
+    if config.family == "wgmma":  # and of two works: Q, its scales, and what belongs to the KV head
+        barriers = BARRIER_BYTES + q_tile + 2 * 4 * (config.block_q + config.head_rows * problem.head_dim)
     return Layout(
         q_tile_bytes=q_tile,
         k_spans=k_spans,

@@ -32,7 +32,7 @@ def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulato
         decay = (peak - anchor).exp2()
         peak, total = grown, total * decay + weights.sum(-1, keepdim=True)
         out = _accumulate(out * decay, weights, operands.values[:, :, keys], config, accumulator)
-    return TileSums(out, total, peak, unit)
+    return TileSums(out, total, total, peak, unit)
 
 
 def _weights(integers: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: MmaConfig) -> torch.Tensor:

@@ -32,6 +32,7 @@ class Operands:
         lse_bias: what K's mean adds to the lse, [batch, heads_kv, rows, 1].
         q_len: rows of a head.
         is_causal: whether `last_key` grows with the row.
+        want_lse: whether the log-sum-exp is asked for, which some kernels take another exponent for.
     """
 
     q8: torch.Tensor
@@ -47,6 +48,7 @@ class Operands:
     lse_bias: torch.Tensor
     q_len: int
     is_causal: bool
+    want_lse: bool
 
     @property
     def kv_len(self) -> int:
@@ -59,18 +61,27 @@ class TileSums:
 
     Attributes:
         out: sum of P times `values`, [batch, heads_kv, rows, dim].
-        total: sum of P, [batch, heads_kv, rows, 1].
+        total: sum of P as it divides `out`, [batch, heads_kv, rows, 1].
+        exact_total: sum of P before it is rounded, likewise; says nothing unless the lse is wanted.
         peak: maximum score in log2 units, where P is `unit`, [batch, heads_kv, rows, 1].
     """
 
     out: torch.Tensor
     total: torch.Tensor
+    exact_total: torch.Tensor
     peak: torch.Tensor
     unit: float
 
 
 def make_operands(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, problem: Problem, config: Config, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    problem: Problem,
+    config: Config,
+    scale: float,
+    *,
+    want_lse: bool,
 ) -> Operands:
     """Quantize a call's tensors, [batch, heads, tokens, dim], as `config` does."""
     batch, heads_kv, kv_len, head_dim = k.shape
@@ -99,6 +110,7 @@ def make_operands(
         lse_bias=q.float().reshape(*rows, head_dim) @ mean.transpose(-1, -2) * scale,
         q_len=q.shape[2],
         is_causal=problem.is_causal,
+        want_lse=want_lse,
     )
 
 

@@ -59,6 +59,7 @@ class Launch:
 
     Attributes:
         is_persistent: blocks fetch works themselves; `grid` counts the works, and one block per SM is enough.
+        starts_early: its blocks may start before the launch before it has ended; they wait for it themselves.
     """
 
     role: Role
@@ -66,6 +67,7 @@ class Launch:
     threads: int
     smem_bytes: int
     is_persistent: bool = False
+    starts_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +134,12 @@ def make_plan(
     offsets, workspace = _place_regions(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
 
     quantize_blocks = q_heads * (q_rows // config.quantize_rows) + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
+    early = config.launch == "early"
     launches = (
+        # never early: what the caller's kernels wrote must be there, and what they read must be done with
         Launch("stats", kv_heads * splits * config.measured_tensors, QUANTIZE_THREADS, 0),
-        Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0),
-        Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes, config.is_persistent),
+        Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0, starts_early=early),
+        Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes, config.is_persistent, early),
     )
     for launch in launches:
         if launch.grid > _MAX_GRID:

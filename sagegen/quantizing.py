@@ -84,10 +84,11 @@ def _quantize(
 
 
 def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """V as the P·V product reads it, float32, its scale and what was subtracted per channel, [batch, heads, 1, dim].
+    """V as the P·V product reads it, float32, and per channel its scale and what the output gets back, [.., 1, dim].
 
     E4M3 with scale max|v| / 448 and 1 for a channel of zeros, of V without its mean where the config smooths V; or V as
-    it is, in 16 bits, with scale 1.
+    it is, in 16 bits, with scale 1. A smoothed V gets back its mean less what rounding added to it, so that both V have
+    the same mean: equal weights then give an exact output, and others a better one.
     """
     wide = v.float()
     mean = wide.mean(2, keepdim=True) if config.smooths_v else torch.zeros_like(wide[:, :, :1])
@@ -96,7 +97,10 @@ def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torc
     wide = wide - mean
     peaks = wide.abs().amax(2, keepdim=True)
     scales = torch.where(peaks > 0, peaks / E4M3_MAX, 1)
-    return round_e4m3(wide * (1 / scales)), scales, mean
+    rounded = round_e4m3(wide * (1 / scales))
+    if config.smooths_v:
+        mean = mean - rounded.mean(2, keepdim=True) * scales
+    return rounded, scales, mean
 
 
 def round_e4m3(x: torch.Tensor) -> torch.Tensor:

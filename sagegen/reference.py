@@ -167,6 +167,7 @@ def quantized_attention(
     *,
     scale: float | None = None,
     accumulator: Accumulator = "fp32",
+    want_lse: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the kernel of `config` should compute, step by step in FP32; finite inputs only.
 
@@ -175,20 +176,24 @@ def quantized_attention(
         k, v: [batch, heads_kv, kv_len, head_dim].
         scale: of the scores; None is 1/sqrt(head_dim).
         accumulator: of the FP8 P·V. `fp22` is what tensor cores with FP8 units have, see `add_fp8_products`.
+        want_lse: whether the call asks for the lse: with it kernels of the packed exponent take the exact one.
 
     Returns:
-        The output, float32, q's shape, and the natural-log log-sum-exp, float32, [batch, heads_q, q_len].
+        The output, float32, q's shape, and the natural-log log-sum-exp, float32, [batch, heads_q, q_len], NaN unless
+        wanted.
 
     Raises:
         ArgumentError: as `attention`.
     """
     _check(q, k, v, "HND")
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    operands = make_operands(q, k, v, problem, config, scale)
+    operands = make_operands(q, k, v, problem, config, scale, want_lse=want_lse)
     sums = _SUM_TILES[config.family](operands, config, accumulator)
     out = sums.out * operands.v_scale / sums.total.masked_fill(sums.total == 0, 1)
     out = torch.where(operands.last_key >= 0, out + operands.v_mean, 0)  # a row that sees no key stays 0
-    lse = (sums.peak + (sums.total / sums.unit).log2()) / LOG2_E + operands.lse_bias
+    lse = (sums.peak + (sums.exact_total / sums.unit).log2()) / LOG2_E + operands.lse_bias
+    if not want_lse:
+        lse = torch.full_like(lse, math.nan)
     return out.view(q.shape), lse.view(q.shape[:-1])
 
 

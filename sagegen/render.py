@@ -123,6 +123,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
             "packed",
             "atomic",
             "grid",
+            *(["dependent_launch"] if config.launch == "early" else []),
             "register_budget",
             "wgmma",
         ]

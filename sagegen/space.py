@@ -86,6 +86,8 @@ class MmaConfig:
     measured_tensors: ClassVar[int] = 1
     is_persistent: ClassVar[bool] = False
     row_sum: ClassVar[str] = "fadd"
+    launch: ClassVar[str] = "serial"
+    lse_changes_output: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -120,7 +122,15 @@ WGMMA_PARAMS = (
     Param("k_span", "ks", (64, 128, 192, 256), "keys that a set of scales covers, one per thread of a quad"),
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("row_sum", "su", ("fadd", "ones"), "sum of P: added up before it is rounded, or a column of ones beside V"),
-    Param("exponent", "ex", ("mufu", "packed"), "2^x by the special function unit, or in packed 16-bit steps"),
+    Param(
+        "exponent",
+        "ex",
+        ("mufu", "mixed2", "mixed3", "mixed4", "packed"),
+        "2^x by the special function unit, in packed 16-bit steps, or by the unit for 16 keys of every 32, 48 or 64",
+    ),
+    Param(
+        "launch", "la", ("serial", "early"), "a kernel starts when the one before it has ended, or is ending", "serial"
+    ),
 )
 
 
@@ -137,6 +147,7 @@ class WgmmaConfig:
     rescale: str
     row_sum: str
     exponent: str
+    launch: str
 
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
@@ -180,7 +191,17 @@ class WgmmaConfig:
     @property
     def bounds_steps(self) -> bool:
         """Scales of Q and K have lower limits, so that the packed exponent spans its range."""
-        return self.exponent == "packed"
+        return self.exponent != "mufu"
+
+    @property
+    def exact_every(self) -> int:
+        """Every how many groups of 16 keys have the exact exponent among packed ones; 0: none."""
+        return {"mixed2": 2, "mixed3": 3, "mixed4": 4}.get(self.exponent, 0)
+
+    @property
+    def lse_changes_output(self) -> bool:
+        """With an lse all P are by the exact exponent: the packed one has none to add up before it is rounded."""
+        return self.bounds_steps
 
     @property
     def smooths_v(self) -> bool:
@@ -190,7 +211,7 @@ class WgmmaConfig:
     @property
     def head_rows(self) -> int:
         """Rows of head_dim floats that the quantizer leaves for each KV head."""
-        return 2 + self.smooths_v
+        return 2 + 2 * self.smooths_v
 
     @property
     def accum_depth(self) -> int:

@@ -39,19 +39,20 @@ class _Tile:
 
 
 def sum_wgmma_tiles(operands: Operands, config: WgmmaConfig, accumulator: Accumulator) -> TileSums:
-    top = _PACKED_TOP if config.exponent == "packed" else _EXACT_TOP
+    top = _PACKED_TOP if config.bounds_steps else _EXACT_TOP
     out = torch.zeros_like(operands.q8)
     total = torch.zeros_like(operands.q_scale)
     peak = torch.full_like(operands.q_scale, _FLOOR)
     counted = torch.zeros_like(total)  # what the ones column holds of the tile before
     unmasked_tiles = _unmasked_tiles(operands, config)
-    fits = _steps_fit(operands) if config.exponent == "packed" else None
+    exact_total = torch.zeros_like(total)
+    fits = _steps_fit(operands) if config.bounds_steps and not operands.want_lse else None
     for index, start in enumerate(range(0, operands.kv_len, config.block_k)):
         tile = _make_tile(operands, slice(start, min(start + config.block_k, operands.kv_len)))
         grown, weights, p = _exact_softmax(tile, peak, top)
-        if fits is not None and (packed := fits & (index < unmasked_tiles)).any():
-            packed_peak, packed_p = _packed_softmax(tile, operands.q_scale, peak)
-            grown, p = torch.where(packed, packed_peak, grown), torch.where(packed, packed_p, p)
+        if fits is not None and (fast := fits & (index < unmasked_tiles)).any():
+            fast_peak, fast_p = _fast_softmax(tile, operands.q_scale, peak, config)
+            grown, p = torch.where(fast, fast_peak, grown), torch.where(fast, fast_p, p)
         alpha = (peak - grown).exp2()
         values = operands.values[:, :, tile.keys]
         if config.accumulation == "one":
@@ -64,11 +65,13 @@ def sum_wgmma_tiles(operands: Operands, config: WgmmaConfig, accumulator: Accumu
             carried = torch.where(unmasked_tiles == index, carried, 0)
             counted = add_products(carried, p, torch.ones_like(values[..., :1]), accumulator)
             total = total * alpha + (counted - carried)
-        else:
-            total = total * alpha + weights.sum(-1, keepdim=True)
+        exact_total = exact_total * alpha + weights.sum(-1, keepdim=True)
         peak = grown
     sees_key = operands.last_key >= 0
-    return TileSums(out, torch.where(sees_key, total, 0), torch.where(sees_key, peak, -math.inf), 2.0**top)
+    if config.row_sum == "fadd":
+        total = exact_total
+    total, exact_total = (torch.where(sees_key, x, 0) for x in (total, exact_total))
+    return TileSums(out, total, exact_total, torch.where(sees_key, peak, -math.inf), 2.0**top)
 
 
 def _unmasked_tiles(operands: Operands, config: WgmmaConfig) -> torch.Tensor:
@@ -110,21 +113,34 @@ def _exact_softmax(tile: _Tile, peak: torch.Tensor, top: float) -> tuple[torch.T
     return grown, weights, round_e4m3(weights)
 
 
-def _packed_softmax(tile: _Tile, q_scale: torch.Tensor, peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The row maxima after an unmasked tile, and P: E4M3 bits by fp16 arithmetic on the scores' upper 16 bits.
+def _fast_softmax(
+    tile: _Tile, q_scale: torch.Tensor, peak: torch.Tensor, config: WgmmaConfig
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The row maxima after an unmasked tile, and P: by the packed exponent for all keys, or all but some groups of 16.
 
-    A step is what 256 units of a score are in E4M3 bits, eighths of a power of two. All is done by each thread of a
-    quad for its own columns, and only the maximum is shared.
+    All is done by each thread of a quad for its own columns, and only the maximum is shared.
     """
+    keys = torch.arange(tile.integers.shape[-1], device=tile.integers.device)
+    is_packed = keys // 16 % config.exact_every != 0 if config.exact_every else torch.ones_like(keys, dtype=torch.bool)
     step = STEP_UNITS * q_scale * tile.k_scale
     scores = (tile.integers / 256).floor()
-    columns = torch.arange(scores.shape[-1], device=scores.device) % 8 // 2
     largest = torch.empty_like(scores)
     for thread in range(4):
-        own = columns == thread
-        largest[..., own] = scores[..., own].amax(-1, keepdim=True)
-    grown = torch.maximum(peak, ((largest + 1) * step * 0.125).amax(-1, keepdim=True))
+        own = keys % 8 // 2 == thread
+        largest[..., own] = scores[..., own & is_packed].amax(-1, keepdim=True)
+    tops = torch.where(is_packed, (largest + 1) * step * 0.125, tile.integers * (step * (1 / STEP_UNITS)))
+    grown = torch.maximum(peak, tops.amax(-1, keepdim=True))
+    exact = (tile.integers.double() * (step * (1 / STEP_UNITS)) - (grown - _PACKED_TOP).double()).float().exp2()
+    return grown, torch.where(is_packed, _packed_exponent(scores, step, largest, grown), round_e4m3(exact))
 
+
+def _packed_exponent(
+    scores: torch.Tensor, step: torch.Tensor, largest: torch.Tensor, grown: torch.Tensor
+) -> torch.Tensor:
+    """P: E4M3 bits by fp16 arithmetic on the scores' upper 16 bits.
+
+    A step is what 256 units of a score are in E4M3 bits, eighths of a power of two.
+    """
     step16 = step.half().float()
     base = (1024 - 1024 * step16).half().float()
     byte = 8 * (_PACKED_TOP + 7 - grown) - _MEAN_SAG + 0.5 * step16  # at score 0
@@ -133,4 +149,4 @@ def _packed_softmax(tile: _Tile, q_scale: torch.Tensor, peak: torch.Tensor) -> t
     zero = torch.maximum(torch.minimum(zero, largest + 1), largest - _SPAN)
     above = (scores - zero).clamp_min(0)
     bits = ((1024 + above) * step16 + base).half().view(torch.int16)  # the sum is exact in FP32
-    return grown, (bits & 0xFF).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    return (bits & 0xFF).to(torch.uint8).view(torch.float8_e4m3fn).float()

@@ -114,6 +114,7 @@ class EmulatedProgram:
             threads=launch.threads,
             smem_bytes=launch.smem_bytes,
             params=params,
+            is_programmatic=launch.starts_early,
             architecture=self.architecture,
             workers=self.workers,
             count_banks=self.count_banks,

@@ -199,22 +199,35 @@ def run_gate(
 
 
 def _run_case(program: Loaded, problem: Problem, config: Config, case: Case, kind: str) -> tuple[Figures | None, str]:
-    """Figures of one case, None when they say nothing, and what is wrong, or an empty string."""
+    """Figures of one case, None when they say nothing, and what is wrong, or an empty string.
+
+    Where a wanted lse changes how P is summed, both ways must hold, and the figures are those without it.
+    """
+    result, reason = _run_call(program, problem, config, case, kind, want_lse=not config.lse_changes_output)
+    if config.lse_changes_output and not reason:
+        _, reason = _run_call(program, problem, config, case, kind, want_lse=True)
+    return result, reason
+
+
+def _run_call(
+    program: Loaded, problem: Problem, config: Config, case: Case, kind: str, *, want_lse: bool
+) -> tuple[Figures | None, str]:
     guards = GuardedAllocator()
-    call = bind_call(program, problem, config, *_tensors(case.inputs), want_lse=True, allocator=guards)
+    call = bind_call(program, problem, config, *_tensors(case.inputs), want_lse=want_lse, allocator=guards)
     call.launch()
     if changed := guards.changed_bytes():
         return None, f"wrote outside its memory ({changed} guard bytes)"
     if wrong := _describe_mismatch(call.out.isfinite(), case.out.isfinite()):
         return None, wrong
     if kind == REPEATED_KIND:
-        again = bind_call(program, problem, config, *_tensors(case.inputs), allocator=guards)
+        again_lse = want_lse and config.lse_changes_output
+        again = bind_call(program, problem, config, *_tensors(case.inputs), want_lse=again_lse, allocator=guards)
         again.launch()
         if not torch.equal(again.out, call.out):
-            return None, "two runs, the second without lse, gave different bits"
+            return None, f"two runs, the second {'with' if again_lse else 'without'} lse, gave different bits"
     truth = case.out.masked_fill(~call.out.isfinite(), math.nan)  # what may be lost is no error
     result = figures(call.out, truth)
-    lse_error = _lse_error(call.lse, case)
+    lse_error = 0.0 if call.lse is None else _lse_error(call.lse, case)
     return result, _shortfall(result, call.out, truth, lse_error, case.floor, kind)
 
 
@@ -235,9 +248,8 @@ def _describe_mismatch(finite: torch.Tensor, known: torch.Tensor) -> str:
     return f"{lost} of {finite.numel()} outputs are finite where an input was NaN or Inf" if lost else ""
 
 
-def _lse_error(lse: torch.Tensor | None, case: Case) -> float:
+def _lse_error(lse: torch.Tensor, case: Case) -> float:
     """Largest error of the lse; rows without keys must be -inf, rows that bad values reach are left out."""
-    assert lse is not None
     known = case.out.isfinite().all(-1)
     error = torch.where(lse == case.lse, 0, (lse - case.lse).abs())  # -inf - -inf is NaN
     error = torch.where(error.isnan(), math.inf, error)

@@ -18,15 +18,16 @@ _WGMMA_RATES = {"s8": 7380.0, "e4m3f32": 6535.0}
 _UNCAPPED_MMA_S8 = 4000.0
 _LANES = 128  # results per clock and SM of a full-rate instruction
 #: Of one score, as full-rate instructions that the products do not hide.
-_SCORE_INSTRUCTIONS = {"mufu": 5.3, "packed": 3.6}
-_ROW_SUM_INSTRUCTIONS = 1.0
+_EXACT_INSTRUCTIONS = 5.4
+_PACKED_INSTRUCTIONS = 2.9
+_ROW_SUM_INSTRUCTIONS = 0.7
 #: FFMA or FMUL per output element, and what any instruction beside a wgmma costs.
 _BESIDE_WGMMA = 1.75
 #: Loop overhead and what is done once for a row, per warp and tile; more for each further set of K's scales.
-_TILE_INSTRUCTIONS = 66
+_TILE_INSTRUCTIONS = 82
 _SPAN_INSTRUCTIONS = 8
 #: Two consumers leave gaps that a third one fills, or the second product of `overlap`.
-_GAPS = {(3, "plain"): 1.0, (2, "overlap"): 1.2, (2, "plain"): 1.3}
+_GAPS = {(3, "plain"): 1.0, (2, "overlap"): 1.06, (2, "plain"): 1.09}
 
 
 def wgmma_registers(config: WgmmaConfig, problem: Problem) -> int:
@@ -54,9 +55,14 @@ def wgmma_tile_cost(tile: Tile) -> TileCost:
     return TileCost(units, lambda _: clocks)
 
 
+def _exponent_instructions(config: WgmmaConfig) -> float:
+    exact_share = 1 / config.exact_every if config.exact_every else float(not config.bounds_steps)
+    return _PACKED_INSTRUCTIONS + exact_share * (_EXACT_INSTRUCTIONS - _PACKED_INSTRUCTIONS)
+
+
 def _instructions(config: WgmmaConfig, head_dim: int, k_spans: int) -> float:
     """Lanes' full-rate instructions of a tile that the matrix products do not hide."""
-    of_score = _SCORE_INSTRUCTIONS[config.exponent] + (_ROW_SUM_INSTRUCTIONS if config.row_sum == "fadd" else 0)
+    of_score = _exponent_instructions(config) + (_ROW_SUM_INSTRUCTIONS if config.row_sum == "fadd" else 0)
     # a promotion, which carries the rescale unless that is skipped; else the rescale alone
     updates = (config.accumulation == "two") + (config.rescale == "always" and config.accumulation == "one")
     of_row_and_tile = updates * head_dim * _BESIDE_WGMMA

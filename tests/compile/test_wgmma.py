@@ -1,4 +1,4 @@
-"""What nvcc makes of the wgmma family: its instructions, hardly any spills, no serialized products."""
+"""What nvcc makes of the wgmma family: its instructions, no spills, no serialized products."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ Sass = Callable[[Built, str], str]
 H200 = find_gpu("h200")
 #: The default, and what was fastest on an H200 with each exponent, schedule and accumulation.
 CONFIGS = (
-    "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu",
-    "c3_bk128_st3_scplain_acone_ks128_rsskip_suones_expacked",
+    "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu_laearly",
+    "c3_bk128_st3_scplain_acone_ks128_rsskip_suones_expacked_laearly",
+    "c2_bk256_st2_scplain_acone_ks256_rsskip_suones_expacked_laearly",
+    "c2_bk256_st2_scplain_acone_ks256_rsskip_suones_exmixed4_laearly",
     "c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_expacked",
     "c2_bk128_st3_scplain_actwo_ks64_rsskip_suones_exmufu",
     "c2_bk128_st3_scplain_actwo_ks64_rsskip_sufadd_exmufu",
@@ -40,13 +42,12 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_products_are_wgmma_in_batches_and_hardly_anything_spills(build: Build, sass: Sass, source: Source) -> None:
+def test_products_are_wgmma_in_batches_and_nothing_spills(build: Build, sass: Sass, source: Source) -> None:
     check_config(source.config, Target(H200, source.problem))
     (built,) = build(H200.arch, [source])
     assert built.arch == "sm_90a"
-    used = built.resources["attention"]
-    # what does not fit is stored and loaded once per query tile, outside of the loops over key tiles
-    assert max(used.spill_store_bytes, used.spill_load_bytes) <= 16
+    for used in built.resources.values():
+        assert (used.spill_store_bytes, used.spill_load_bytes) == (0, 0)
     text = sass(built, "attention")
     batches = 0.0
     for instruction, steps in (("IGMMA", source.problem.head_dim // 32), ("QGMMA", source.config.block_k // 32)):

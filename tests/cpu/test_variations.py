@@ -53,8 +53,8 @@ def test_a_value_that_breaks_a_rule_brings_the_fewest_changes_with_it():
     assert found["block_k", 192].label == "block_k=192 (with consumers=2)"
     # a packed exponent has one span of scales for a tile; a tile of 64 keys and a span of 128 are one change each
     assert found["exponent", "packed"].changes in ({"block_k": 64}, {"k_span": 128})
-    # two at once: a span of 256 needs a tile of 256, and that two consumers
-    assert found["k_span", 256].label == "k_span=256 (with consumers=2, block_k=256)"
+    # three at once: a span of 256 needs a tile of 256, that two consumers, and shared memory then holds two stages
+    assert found["k_span", 256].label == "k_span=256 (with consumers=2, block_k=256, stages=2)"
 
 
 def test_two_parameters_bound_together_vary_to_the_same_config():

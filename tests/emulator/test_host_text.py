@@ -89,7 +89,7 @@ def split_parameters(text):
 def functions(text):
     """(name, parameters) of the functions that kernels call, in order; the line that a host body takes left out."""
     found = []
-    for match in re.finditer(r"^__device__ __forceinline__ [\w ]+[ *&](\w+)\(", text, re.MULTILINE):
+    for match in re.finditer(r"^__device__ __forceinline__ [\w ]+[ *&]+(\w+)\(", text, re.MULTILINE):
         depth, end = 1, match.end()
         while depth:
             depth += (text[end] == "(") - (text[end] == ")")

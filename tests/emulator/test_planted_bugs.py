@@ -23,6 +23,7 @@ E4M3 = "mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_q
 DEEP = "mma_bq128_bk64_w8_st3_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1"
 BF16 = "mma_bq128_bk64_w8_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
 WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
+EARLY = WGMMA + "_laearly"
 PACKED = "wgmma_c2_bk128_st3_scoverlap_acone_ks128_rsskip_suones_expacked"
 CAUSAL = Problem(64, "bf16", True)
 FULL = Problem(64, "bf16", False)
@@ -266,7 +267,7 @@ BUGS = [
         "k_not_waited_for",
         (
             (
-                "            wait_for_k(stage);\n            device::wgmma_fence(s);",
+                "            if (!is_k_here) wait_for_k(stage);\n            device::wgmma_fence(s);",
                 "            device::wgmma_fence(s);",
             ),
         ),
@@ -275,10 +276,62 @@ BUGS = [
         WGMMA,
     ),
     Bug(
-        "q_not_waited_for",
-        (("    device::mbarrier_wait(&barriers.q_full, count % 2);\n", ""),),
-        "in_flight",
-        "q_scales[0]",
+        "work_not_waited_for",
+        (("        device::mbarrier_wait(&barriers.work_full[count % 2], count / 2 % 2);\n", ""),),
+        "uninitialized",
+        "barriers.work[count % 2]",
+        WGMMA,
+    ),
+    Bug(
+        "slot_filled_without_asking",
+        (("        device::mbarrier_wait(&barriers.work_free[slot], (count / 2 + 1) % 2);\n", ""),),
+        "race",
+        "barriers.work[slot] = index",
+        PACKED,  # as many stages as tiles, which order what they hold and no more
+    ),
+    Bug(
+        "predecessor_not_waited_for",
+        (("    device::wait_for_predecessor();\n#pragma unroll 1", "#pragma unroll 1"),),
+        "dependency",
+        "device::bulk_load(",
+        EARLY,
+    ),
+    Bug(
+        "votes_read_before_all_have_voted",
+        (
+            (
+                "= is_exact;\n    device::named_barrier_sync(1 + group, 128);\n",
+                "= is_exact;\n",
+            ),
+        ),
+        "uninitialized",
+        "votes[0]",
+        PACKED,
+    ),
+    Bug(
+        "votes_overwritten_before_all_have_read",
+        (("    device::named_barrier_sync(1 + group, 128);  // all have read", "    // all have read"),),
+        "race",
+        "= is_exact",
+        PACKED,
+    ),
+    Bug(
+        "lse_of_rounded_weights",
+        (("device::log2_approx(exact_sum)", "device::log2_approx(sum)"),),
+        "wrong_result",
+        "p.lse[",
+        WGMMA,
+    ),
+    Bug(
+        "sums_of_v_read_before_all_have_added",
+        (
+            (
+                "    device::block_sync();\n    if (device::thread_index() < HEAD_DIM) {\n        const float sum",
+                "    if (device::thread_index() < HEAD_DIM) {\n        const float sum",
+            ),
+        ),
+        "race",
+        "scratch.v_sum",
         WGMMA,
     ),
     Bug(
@@ -354,7 +407,7 @@ BUGS = [
     ),
     Bug(
         "v_mean_not_added_back",
-        (("scale_0, v_scales[HEAD_DIM + 8 * n])", "scale_0, 0.0f)"),),
+        (("channel[0], channel[MEANS_ROW * HEAD_DIM])", "channel[0], 0.0f)"),),
         "wrong_result",
         "out_row",
         WGMMA,

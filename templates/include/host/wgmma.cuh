@@ -25,6 +25,8 @@ __device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, int 
 
 // The same value in all lanes of a warp, known as such to the compiler.
 __device__ __forceinline__ int uniform(int value) { return value; }
+// The same address in shared memory, found once: left alone, ptxas finds the block's window again in every loop.
+__device__ __forceinline__ uint8_t* settle(uint8_t* shared) { return shared; }
 
 // `registers`: the accumulators, and A if it is in registers, that the products to come touch.
 __device__ __forceinline__ void wgmma_fence(int line = __builtin_LINE()) { emulator::wgmma_fence(line); }
