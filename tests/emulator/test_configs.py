@@ -306,9 +306,10 @@ def test_fp8_products_have_the_accumulator_of_the_gpu(variants, programs):
     for variant in variants:
         if not variant.config.quantizes_v:
             continue
-        # sums of V grow, and what is cut off them adds up; of V without its mean it takes more keys
-        inputs = make_inputs(variant, Shape(1, 1, 1, 64, 768 if variant.config.smooths_v else 256))
-        inputs.v.abs_()
+        inputs = make_inputs(variant, Shape(1, 1, 1, 64, 512))
+        inputs.v.abs_()  # sums grow, and what is cut off them adds up
+        if variant.config.smooths_v:  # up to the middle: as many keys have V below its mean
+            inputs.v[:, :, 256:].neg_()
         # with the lse, so that P is by the exact exponent alone
         out, _ = call_program(programs[variant], variant.problem, variant.config, *tensors(inputs), want_lse=True)
         distance = {}
@@ -317,7 +318,7 @@ def test_fp8_products_have_the_accumulator_of_the_gpu(variants, programs):
             distance[accumulator] = (out.float() - wanted.to(out.dtype).float()).norm().item()
         right = distance.pop(variant.accumulator)
         (wrong,) = distance.values()
-        assert right < wrong / 5, variant.name
+        assert right < wrong / 10, variant.name
 
 
 def test_results_are_the_same_bits_every_time_and_on_any_number_of_workers(variant, program):
