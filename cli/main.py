@@ -59,6 +59,9 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except SagegenError as error:
             raise MisuseError(error) from error
+        except KeyboardInterrupt as error:  # before a command had anything to keep
+            click.echo("Interrupted.", err=True)
+            raise click.exceptions.Exit(130) from error  # what shells report for Ctrl+C
         except BrokenPipeError:  # a reader like `head` has enough: click ends quietly
             raise
         except OSError as error:  # a path that cannot be read or written, a full disk: the machine's, not ours

@@ -144,7 +144,7 @@ def command(
             result = _rank(request, toolkit, env, jobs, watch)
     cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
     saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
-    _report(result, saved, path, gpu, as_json)
+    _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
 # fmt: on
 
 
@@ -228,7 +228,7 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool) -> None:
+def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool, has_journal: bool) -> None:
     """Print what was found and where it is, then end the process as the run deserves."""
     outcomes = Counter(record.outcome for record in result.records)
     if as_json:
@@ -240,7 +240,8 @@ def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool) -
             click.echo(f"{len(saved.refused)} predicted entries were not written: measured ones are there already")
         click.echo(f"{len(saved.written)} entries written to {path}")
     if isinstance(result.cause, KeyboardInterrupt):
-        click.echo("Interrupted: the best so far is kept; the same command goes on from the journal.", err=True)
+        rest = "; the same command goes on from the journal" if has_journal else ""
+        click.echo(f"Interrupted: the best so far is kept{rest}.", err=True)
         raise SystemExit(_INTERRUPTED)
     if result.cause is not None:
         raise result.cause

@@ -8,10 +8,8 @@ digest: `<gpu>/<first 16 digits>.cubin.gz`.
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import importlib.resources
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
+from sagegen.registry_cubins import cubin_name, pack_cubin, read_packed, read_plain, remove_strays
 from sagegen.registry_file import dump_entries, locked_folder, parse_entries, replace_file
 from sagegen.registry_merge import Saved, merge_entries
 
@@ -42,10 +41,6 @@ __all__ = [
     "save_entries",
     "shipped_dir",
 ]
-
-_DIGEST_IN_NAME = 16
-#: Of the largest cubin taken; those of this project have a hundredth of it.
-_MAX_CUBIN_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,14 +179,14 @@ def read_cubin(found: Found) -> bytes | None:
     digest = found.entry.cubin_sha256
     if digest is None:
         return None
-    file = found.layer.folder / found.gpu_name / _cubin_name(digest)
+    file = found.layer.folder / found.gpu_name / cubin_name(digest)
     try:
-        data = _unpack(file.read_bytes())
+        data: bytes | None = read_packed(file)
     except FileNotFoundError:
-        return None
+        data = read_plain(file, digest)
     except OSError as error:
         raise RegistryError(f"{file}: cannot be read: {error}", "check the file and its permissions") from error
-    if hashlib.sha256(data).hexdigest() != digest:
+    if data is not None and hashlib.sha256(data).hexdigest() != digest:
         raise RegistryError(
             f"{file}: the file is not the cubin whose digest its registry names",
             f"reinstall sagegen or run: sagegen tune --gpu {found.gpu_name}",
@@ -224,16 +219,13 @@ def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping
         text = dump_entries(gpu, kept)
         parse_entries(text, str(path), gpu)
         folder = path.with_suffix("")
-        wanted = {_cubin_name(e.cubin_sha256) for e in kept if e.cubin_sha256}
+        wanted = {e.cubin_sha256 for e in kept if e.cubin_sha256}
         for digest, data in cubins.items():
-            if _cubin_name(digest) in wanted:
+            if digest in wanted:
                 folder.mkdir(exist_ok=True)
-                # no time in the header: the same cubin is the same file
-                replace_file(folder / _cubin_name(digest), gzip.compress(data, mtime=0))
+                replace_file(folder / cubin_name(digest), pack_cubin(data))
         replace_file(path, text.encode())
-        for stray in (*folder.glob("*.cubin.gz"), *folder.glob("*.cubin")):
-            if stray.name not in wanted:
-                stray.unlink()
+        remove_strays(folder, wanted)
     return saved
 
 
@@ -283,17 +275,3 @@ def _read_entries(file: Path, gpu_name: str, version: tuple[int, int, int]) -> t
 
 def _raise(error: RegistryError) -> None:
     raise error
-
-
-def _cubin_name(digest: str) -> str:
-    return f"{digest[:_DIGEST_IN_NAME]}.cubin.gz"
-
-
-def _unpack(data: bytes) -> bytes:
-    """A gzip file's content; of anything else, or of more than a cubin can be, what no digest is of."""
-    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    try:
-        content = unpacker.decompress(data, _MAX_CUBIN_BYTES)
-    except zlib.error:
-        return b""
-    return content if unpacker.eof else b""

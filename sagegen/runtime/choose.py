@@ -139,8 +139,10 @@ def _choose_kernel(
         reason = "torch SDPA is faster at this length, quantization counted in"
         return Explanation("sdpa", reason, forced, device.name, problem, found, None, notes)
     if not entry.is_accurate_for(options.min_cosine):
-        tier = "of the coarse tier " if entry.tier == "coarse" else ""
-        reason = f"the entry {tier}reaches cosine {entry.known_cosine}, below min_cosine={options.min_cosine}"
+        known = f"reaches cosine {entry.known_cosine}"
+        if entry.tier == "coarse" and entry.known_cosine >= options.min_cosine:
+            known = "is of the coarse tier, for its relative L1"
+        reason = f"the entry {known}, which is not enough for min_cosine={options.min_cosine}"
         return Explanation("sdpa", reason, True, device.name, problem, found, None, notes)
     config = parse_config(str(entry.config))
     reason = f"tuned entry of {found.gpu_name} for {entry.lengths.name}"

@@ -77,3 +77,14 @@ def test_an_error_of_the_file_system_is_a_message_that_names_the_path(monkeypatc
     assert str(tmp_path / "kernel.cu") in result.stderr
     assert "No space left on device" in result.stderr
     assert "Remedy: check the path" in result.stderr
+
+
+def test_an_interrupt_before_there_is_anything_to_keep_ends_as_shells_have_it(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sagegen.cli.gpus.detect_gpus", interrupt)
+    result = runner.invoke(main, ["gpus"])
+    assert (result.exit_code, result.stderr) == (130, "Interrupted.\n")

@@ -52,6 +52,7 @@ ORDER = (
     "entry",
     "registry_file",
     "registry_merge",
+    "registry_cubins",
     "registry",
     # answering a call
     "runtime.arguments",

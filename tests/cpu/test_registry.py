@@ -243,6 +243,21 @@ def test_saving_keeps_cubins_that_are_named_and_drops_the_rest(env):
     assert files == {"h200.yaml", f"h200/{digests[new][:16]}.cubin.gz"}
 
 
+def test_cubins_that_are_not_packed_serve_and_stay_while_they_are_named(env):
+    path, data = env.tuned_dir / "h200.yaml", b"cubin"
+    digest = hashlib.sha256(data).hexdigest()
+    registry.save_entries(path, "h200", [make_entry(kv=(1, 99), cubin=data)], {})
+    plain = env.tuned_dir / "h200" / f"{digest[:16]}.cubin"
+    plain.parent.mkdir()
+    plain.write_bytes(data)
+    (plain.parent / "0123456789abcdef.cubin").write_bytes(b"nobody's")
+    registry.save_entries(path, "h200", [make_entry(kv=(100, 200))], {})
+    assert [file.name for file in plain.parent.iterdir()] == [plain.name]
+    assert registry.read_cubin(registry.lookup(GPUS["h200"], CAUSAL, 1, env)) == data
+    plain.write_bytes(b"another")
+    assert registry.read_cubin(registry.lookup(GPUS["h200"], CAUSAL, 1, env)) is None
+
+
 def test_saving_over_a_broken_file_leaves_it_alone(env):
     path = env.tuned_dir / "h200.yaml"
     path.parent.mkdir()

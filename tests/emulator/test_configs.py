@@ -279,6 +279,23 @@ def test_bad_values_reach_the_rows_that_see_them(variant, program, value):
                 wanted, wanted_lse)  # fmt: skip
 
 
+def test_values_that_are_not_finite_leave_no_trace_in_rows_that_do_not_see_them(variant, program):
+    config = variant.config
+    if not config.quantizes_v:
+        pytest.skip("needs V quantized: a 16-bit V has no means or scales")
+    clean = make_inputs(variant, Shape(1, 1, 1, config.block_q + 9, config.block_q + 9))
+    clean.v.add_(3)  # 0 is far from all that is finite
+    clean.v[:, :, -20:] = 0
+    spoiled = clean.map(torch.clone)
+    spoiled.v[:, :, -20:] = math.nan
+    for wants_lse in ways(config):
+        wanted, _ = call_program(program, variant.problem, config, *tensors(clean), want_lse=wants_lse)
+        out, _ = call_program(program, variant.problem, config, *tensors(spoiled), want_lse=wants_lse)
+        blind = out.shape[2] - 20 if variant.problem.is_causal else 0
+        assert torch.equal(out[:, :, :blind], wanted[:, :, :blind])
+        assert out[:, :, blind:].isnan().all()
+
+
 def test_rows_that_see_no_key_are_zero_whatever_they_meet(variant, program):
     queries, keys = variant.config.block_q + 7, 5
     q, k, v = (torch.full_like(x, math.nan) for x in tensors(make_inputs(variant, Shape(1, 1, 1, queries, keys))))
