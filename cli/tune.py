@@ -17,7 +17,7 @@ import click
 from sagegen.cli.options import json_option, make_problem
 from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
-from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS
+from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem
 from sagegen.tuning.plant import PLANTS
 from sagegen.tuning.search import SAMPLERS
 
@@ -118,12 +118,7 @@ def command(
     path = output or env.tuned_dir / f"{gpu.name}.yaml"
     _require_writable(path, gpu)
     toolkit = find_toolkit(env)
-    problems = tuple(
-        make_problem(head_dim, dtype, is_causal)
-        for head_dim in head_dims
-        for dtype in dtypes
-        for is_causal in {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
-    )
+    problems = _make_problems(head_dims, dtypes, mask)
     request = Request(
         gpu,
         problems,
@@ -146,6 +141,13 @@ def command(
     saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
     _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
 # fmt: on
+
+
+def _make_problems(head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str) -> tuple[Problem, ...]:
+    masks = {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
+    return tuple(
+        make_problem(head_dim, dtype, causal) for head_dim in head_dims for dtype in dtypes for causal in masks
+    )
 
 
 def _require_writable(path: Path, gpu: Gpu) -> None:

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from sagegen.measuring.around import Around, Row
-from sagegen.measuring.jobs import BURST_LAUNCHES, SETTLE_S
 from sagegen.measuring.race import Pace, Standing
-from sagegen.measuring.race_report import TEXT_WIDTH, facts_text, markdown_table, rate_text, speed_text
+from sagegen.measuring.race_report import TEXT_WIDTH, facts_text, markdown_table, rate_text, sampling_text, speed_text
 
 AROUND_HEADINGS = (
     "parameter",
@@ -71,12 +70,9 @@ def around_markdown(done: Sequence[Around], machine: Mapping[str, object], pace:
 
 
 def _protocol(pace: Pace) -> str:
-    bursts = f", then {pace.burst_rounds} rounds of bursts: {BURST_LAUNCHES} launches after {pace.idle_s:g} s of rest"
-    samples = f"each of at least {pace.sustained_s:g} s back to back after {SETTLE_S:g} s that do not count"
     return (
-        f"All configs of a table in one run, in the same rounds, in an order of their own each time: {pace.rounds} "
-        f"rounds of sustained samples, {samples}{bursts if pace.burst_rounds else ''}. TOPS = 4 B H Lq Lk d / time "
-        "(half of it for causal) of the attention kernel alone, by the median; ± half of the 20..80 % range of times. "
+        f"All configs of a table in one run, {sampling_text(pace)} of the attention kernel "
+        "alone, by the median; ± half of the 20..80 % range of times. "
         "`/ winner` is the sustained speed over the winner's, paired by round, with a 95 % interval. `with` names what "
         "else had to change to keep the rules. Cosine and relative L1 are of normal inputs at 2K tokens against FP64; "
         "registers and spill bytes (stores + loads, per thread) are ptxas' of the attention kernel, before warpgroups "

@@ -154,13 +154,19 @@ def facts_text(standings: Sequence[Standing], machine: Mapping[str, object]) -> 
     return "; ".join([facts, *(f"batch {b}, {q} heads, {kv} KV heads" for b, q, kv in sorted(counts))])
 
 
-def _protocol(pace: Pace) -> str:
+def sampling_text(pace: Pace) -> str:
+    """How a race's samples are taken, as its reports say it."""
     bursts = f", then {pace.burst_rounds} rounds of bursts: {BURST_LAUNCHES} launches after {pace.idle_s:g} s of rest"
-    samples = f"each of at least {pace.sustained_s:g} s back to back after {SETTLE_S:g} s that do not count"
     return (
-        f"One run, everyone in the same rounds, in an order of their own each time: {pace.rounds} rounds of sustained "
-        f"samples, {samples}{bursts if pace.burst_rounds else ''}. "
-        "TOPS = 4 B H Lq Lk d / time (half of it for causal), by the median; ± half of the 20..80 % range of times. "
+        f"in the same rounds, in an order of their own each time: {pace.rounds} rounds of sustained samples, each of "
+        f"at least {pace.sustained_s:g} s back to back after {SETTLE_S:g} s that do not count"
+        f"{bursts if pace.burst_rounds else ''}. TOPS = 4 B H Lq Lk d / time (half of it for causal)"
+    )
+
+
+def _protocol(pace: Pace) -> str:
+    return (
+        f"One run, everyone {sampling_text(pace)}, by the median; ± half of the 20..80 % range of times. "
         "`kernel` is our attention kernel alone, `call` has the quantizers too; cuDNN FP8 is its attention alone, from "
         "q, k and v that are FP8 already, to FP8. Columns with `/` are sustained speeds over a peer, paired by round, "
         "with 95 % intervals; a target's ratio is to its peer's speed in this run. `agrees` is the cosine of an output "

@@ -13,6 +13,7 @@ from sagegen.errors import ArgumentError
 from sagegen.problem import Problem
 from sagegen.reference import attention, quantized_attention
 from sagegen.space import MmaConfig
+from sagegen.wgmma_rules import default_wgmma_config
 
 CONFIG = MmaConfig(
     block_q=128,
@@ -409,3 +410,28 @@ def test_fp22_accumulator_is_harmless_when_promoted():
     exact, _ = quantized_attention(q, k, v, problem, CONFIG)
     cut, _ = quantized_attention(q, k, v, problem, CONFIG, accumulator="fp22")
     assert 0 < relative_l2(cut, exact) < 1e-3
+
+
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_equal_weights_give_the_mean_of_v_although_v_is_rounded(offset):
+    q, k, v = (normal(1, 2, 300, 64, seed=seed, dtype=torch.float16) for seed in (1, 2, 3))
+    v = v + offset
+    config = replace(default_wgmma_config(), accumulation="one")
+    mean = v.double().mean(2, keepdim=True).expand(q.shape)
+    for want_lse in (True, False):
+        out, _ = quantized_attention(q * 0, k, v, Problem(64, "fp16", False), config, want_lse=want_lse)
+        assert relative_l2(out, mean) < 1e-5
+    # E4M3 alone: 300 values that are 2.6 % off each
+    unsmoothed = replace(config, consumers=2, accumulation="two")
+    assert relative_l2(quantized_attention(q * 0, k, v, Problem(64, "fp16", False), unsmoothed)[0], mean) > 1e-3
+
+
+def test_what_rounding_adds_to_the_mean_of_v_is_taken_out_of_uneven_weights_too():
+    q, k, v = (normal(1, 2, 512, 64, seed=seed, dtype=torch.float16) for seed in (1, 2, 3))
+    ref = attention(q, k, v, out_dtype=torch.float64)
+    smoothed = default_wgmma_config()
+    out, _ = quantized_attention(q, k, v, Problem(64, "fp16", False), smoothed)
+    unsmoothed = replace(smoothed, consumers=2, accumulation="two")
+    other, _ = quantized_attention(q, k, v, Problem(64, "fp16", False), unsmoothed)
+    # of e^2 sum(w^2) the part e^2 / N of V's rounding is gone; P's own rounding stays
+    assert relative_l2(out, ref) < 0.93 * relative_l2(other, ref)
