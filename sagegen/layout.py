@@ -76,6 +76,8 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     q_tile = config.block_q * problem.head_dim
     if config.family == "wgmma":  # and of two works: Q, its scales, and what belongs to the KV head
         barriers = BARRIER_BYTES + q_tile + 2 * 4 * (config.block_q + config.head_rows * problem.head_dim)
+    if config.q_quantizer == "prologue":  # the next work's queries as the caller has them, and what the lse adds
+        barriers += 2 * q_tile + 2 * 4 * config.block_q
     return Layout(
         q_tile_bytes=q_tile,
         k_spans=k_spans,

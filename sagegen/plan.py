@@ -127,7 +127,7 @@ def make_plan(
     kv_heads = shape.batch * shape.heads_kv
     q_heads = shape.batch * shape.heads_q
     q_tiles = ceil_div(shape.q_len, config.block_q)
-    q_rows = quantized_rows(config, shape.q_len)
+    q_rows = quantized_rows(config, shape.q_len) if config.q_quantizer == "kernel" else 0
     k_tiles = ceil_div(shape.kv_len, config.block_k)
     split_tokens = _split_tokens(kv_heads * config.measured_tensors, shape.kv_len)
     splits = ceil_div(shape.kv_len, split_tokens)

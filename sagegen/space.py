@@ -88,6 +88,7 @@ class MmaConfig:
     row_sum: ClassVar[str] = "fadd"
     launch: ClassVar[str] = "serial"
     lse_changes_output: ClassVar[bool] = False
+    q_quantizer: ClassVar[str] = "kernel"
 
     @property
     def name(self) -> str:
@@ -131,6 +132,13 @@ WGMMA_PARAMS = (
     Param(
         "launch", "la", ("serial", "early"), "a kernel starts when the one before it has ended, or is ending", "serial"
     ),
+    Param(
+        "q_quantizer",
+        "qq",
+        ("kernel", "prologue"),
+        "Q is quantized by a kernel before, or by warps of the attention kernel one work ahead of its consumers",
+        "kernel",
+    ),
 )
 
 
@@ -148,6 +156,7 @@ class WgmmaConfig:
     row_sum: str
     exponent: str
     launch: str
+    q_quantizer: str
 
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
@@ -184,6 +193,18 @@ class WgmmaConfig:
         return 4 * self.consumers
 
     @property
+    def producer_registers(self) -> int:
+        """Of a thread of the producer's warpgroup; more where it quantizes Q."""
+        if self.consumers == 3:
+            return 32
+        return 40 if self.q_quantizer == "prologue" else 24
+
+    @property
+    def consumer_registers(self) -> int:
+        """Of a thread: what the producer leaves of the 168 or 128 that all threads start with."""
+        return {24: 240, 40: 232, 32: 160}[self.producer_registers]
+
+    @property
     def v_panel(self) -> int:
         """Tokens of a row of V in shared memory: a tile is one or more panels side by side."""
         return 128 if self.block_k % 128 == 0 else 64
@@ -211,7 +232,7 @@ class WgmmaConfig:
     @property
     def head_rows(self) -> int:
         """Rows of head_dim floats that the quantizer leaves for each KV head."""
-        return 2 + 2 * self.smooths_v
+        return 2 + 2 * self.smooths_v + (self.q_quantizer == "prologue")
 
     @property
     def accum_depth(self) -> int:

@@ -7,8 +7,6 @@ from sagegen.problem import Problem
 from sagegen.rule import Rule, Target
 from sagegen.space import WgmmaConfig
 
-#: Registers that setmaxnreg gives a consumer's thread, by consumers: beside 24 or 32 of the producer's they are all.
-CONSUMER_REGISTERS = {2: 240, 3: 160}
 #: Registers per thread that the loop needs beside its tiles, at least. nvcc 13.0 on the 216 configs of two stages that
 #: keep the other rules (templates of 22b6959): with 24 or more spare none spills, with 4 to 16 ten of them do, up to 60
 #: bytes; with -20 or fewer ptxas spills hundreds and serializes the products (C7512).
@@ -31,7 +29,7 @@ def tile_registers(config: WgmmaConfig, problem: Problem) -> int:
 
 
 def _registers(config: WgmmaConfig, target: Target) -> float:
-    return tile_registers(config, target.problem) + OTHER_REGISTERS - CONSUMER_REGISTERS[config.consumers]
+    return tile_registers(config, target.problem) + OTHER_REGISTERS - config.consumer_registers
 
 
 def _two_level(config: WgmmaConfig, _: Target) -> float:
@@ -68,7 +66,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
-    Rule("registers", "the tiles fit a consumer's registers: 240 a thread of two consumers, 160 of three", _registers),
+    Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two consumers, 160 of three", _registers),
 )  # fmt: skip
 
 
@@ -85,4 +83,5 @@ def default_wgmma_config() -> WgmmaConfig:
         row_sum="ones",
         exponent="mufu",
         launch="early",
+        q_quantizer="kernel",
     )

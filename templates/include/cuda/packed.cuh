@@ -30,6 +30,8 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// a * b, rounded by itself even if a sum follows.
+__device__ __forceinline__ float multiply(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ int float_to_int(float x) { return __float2int_rn(x); }
 // Maximum of fp16 that drops a NaN.
 __device__ __forceinline__ uint32_t max_half2(uint32_t a, uint32_t b) {

@@ -27,6 +27,8 @@ __device__ __forceinline__ uint32_t add_half2(uint32_t a, uint32_t b) {
 }
 // 1 / x within 1 ulp by the special function unit.
 __device__ __forceinline__ float reciprocal_approx(float x) { return 1.0f / x; }
+// a * b, rounded by itself even if a sum follows.
+__device__ __forceinline__ float multiply(float a, float b) { return a * b; }
 __device__ __forceinline__ int float_to_int(float x) { return emulator::float_to_int(x); }
 // Maximum of fp16 that drops a NaN.
 __device__ __forceinline__ uint32_t max_half2(uint32_t a, uint32_t b) { return emulator::max_half2(a, b); }
