@@ -22,6 +22,9 @@ REGION_ALIGN = 256
 
 #: Alignment of tiles in shared memory that wgmma reads: 8 rows of its widest swizzle.
 WGMMA_ALIGN = 1024
+#: Warps of the wgmma family's producer that can quantize Q, and channels of a row that one of their threads takes.
+QUERY_WARPS = 3
+_QUERY_CHANNELS = 16
 #: Shared memory of the wgmma family's mbarriers.
 BARRIER_BYTES = 256
 
@@ -48,6 +51,7 @@ class Layout:
         v_tile_bytes: V tile in shared memory: e4m3 transposed, or the caller's 16-bit rows.
         v_record_bytes: quantized V tile and its bits of non-finite keys; 0 when V is not quantized.
         stage_bytes: shared memory of one K and one V tile.
+        staged_q_bytes: shared memory of a work's queries as the caller has them; 0 where Q comes quantized.
         smem_bytes: dynamic shared memory of the attention kernel.
     """
 
@@ -58,6 +62,7 @@ class Layout:
     v_tile_bytes: int
     v_record_bytes: int
     stage_bytes: int
+    staged_q_bytes: int
     smem_bytes: int
 
 
@@ -76,8 +81,9 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     q_tile = config.block_q * problem.head_dim
     if config.family == "wgmma":  # and of two works: Q, its scales, and what belongs to the KV head
         barriers = BARRIER_BYTES + q_tile + 2 * 4 * (config.block_q + config.head_rows * problem.head_dim)
-    if config.q_quantizer == "prologue":  # the next work's queries as the caller has them, and what the lse adds
-        barriers += 2 * q_tile + 2 * 4 * config.block_q
+    staged_q = _staged_q_bytes(config, problem)
+    if staged_q:  # and what the lse of two works adds
+        barriers += staged_q + 2 * 4 * config.block_q
     return Layout(
         q_tile_bytes=q_tile,
         k_spans=k_spans,
@@ -86,8 +92,18 @@ def make_layout(config: Config, problem: Problem) -> Layout:
         v_tile_bytes=v_tile,
         v_record_bytes=v_record,
         stage_bytes=stage,
+        staged_q_bytes=staged_q,
         smem_bytes=config.stages * stage + (q_tile if config.q_operand == "smem" else 0) + barriers,
     )
+
+
+def _staged_q_bytes(config: Config, problem: Problem) -> int:
+    """Whole passes of the warps that quantize Q: a thread's two vectors lie where only it knows."""
+    if config.q_quantizer == "kernel":
+        return 0
+    threads = 32 * QUERY_WARPS
+    rows_at_once = threads * _QUERY_CHANNELS // problem.head_dim
+    return ceil_div(config.block_q, rows_at_once) * threads * _QUERY_CHANNELS * _IO_BYTES
 
 
 def quantized_rows(config: Config, q_len: int) -> int:

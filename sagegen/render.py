@@ -9,7 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from sagegen.abi import FIELDS
-from sagegen.layout import BARRIER_BYTES, K_GROUPS, QUANTIZE_THREADS, REGION_ALIGN, WGMMA_ALIGN, make_layout, round_up
+from sagegen.layout import (
+    BARRIER_BYTES,
+    K_GROUPS,
+    QUANTIZE_THREADS,
+    QUERY_WARPS,
+    REGION_ALIGN,
+    WGMMA_ALIGN,
+    make_layout,
+    round_up,
+)
 from sagegen.plan import Role
 from sagegen.problem import Problem
 from sagegen.space import Config
@@ -100,6 +109,7 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
             v_stage_offset=round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
             barrier_bytes=BARRIER_BYTES,
             wgmma_products=products,
+            query_warps=QUERY_WARPS,
         )
     )
     if target == "host":
