@@ -66,7 +66,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
-    Rule("registers", "the tiles fit a consumer's registers: of two consumers 240 or 232 a thread, of three 160", _registers),
+    Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers),
 )  # fmt: skip
 
 

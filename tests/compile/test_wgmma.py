@@ -31,7 +31,12 @@ CONFIGS = (
     "c2_bk256_st2_scplain_acone_ks256_rsskip_suones_expacked_laearly",
     "c2_bk256_st2_scplain_acone_ks256_rsskip_suones_exmixed4_laearly",
     "c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_expacked",
+    "c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu_laearly_qqprologue",
+    "c3_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue",
+    "c2_bk256_st2_scplain_acone_ks256_rsskip_suones_expacked_laearly_qqprologue",
+    "c2_bk256_st2_scplain_acone_ks256_rsskip_suones_exmixed3_laearly_qqprologue",
     "c2_bk128_st3_scplain_actwo_ks64_rsskip_suones_exmufu",
+    "c2_bk128_st2_scplain_actwo_ks64_rsskip_suones_exmufu_laearly_qqprologue",
     "c2_bk128_st3_scplain_actwo_ks64_rsskip_sufadd_exmufu",
 )
 SOURCES = [

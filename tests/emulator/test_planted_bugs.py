@@ -24,6 +24,7 @@ DEEP = "mma_bq128_bk64_w8_st3_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_q
 BF16 = "mma_bq128_bk64_w8_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
 WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
 EARLY = WGMMA + "_laearly"
+PROLOGUE = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
 PACKED = "wgmma_c2_bk128_st3_scoverlap_acone_ks128_rsskip_suones_expacked"
 CAUSAL = Problem(64, "bf16", True)
 FULL = Problem(64, "bf16", False)
@@ -411,6 +412,75 @@ BUGS = [
         "wrong_result",
         "out_row",
         WGMMA,
+    ),
+    # queries that the attention kernel quantizes
+    Bug(
+        "queries_without_proxy_fence",
+        (("        device::fence_proxy_async();  // what these threads wrote is what wgmma reads\n", ""),),
+        "proxy",
+        "device::wgmma_s8",
+        PROLOGUE,
+    ),
+    Bug(
+        "queries_read_before_they_came",
+        (("        device::async_wait<0>();  // each thread reads what it copied\n", ""),),
+        "in_flight",
+        "device::unpack_io(words.x",
+        PROLOGUE,
+    ),
+    Bug(
+        "queries_written_over_those_in_use",
+        (
+            (
+                "        device::mbarrier_wait(&barriers.work_free[slot], (count / 2 + 1) % 2);\n        if (device::thread",
+                "        if (device::thread",
+            ),
+        ),
+        "race",
+        "",
+        PROLOGUE,
+    ),
+    Bug(
+        "next_work_read_before_it_is_known",
+        (("        device::named_barrier_sync(QUERY_BARRIER, QUERY_THREADS);\n", ""),),
+        "uninitialized",
+        "index = barriers.next_work[slot]",
+        PROLOGUE,
+    ),
+    Bug(
+        "slot_not_released_by_the_producer",
+        (("        device::mbarrier_arrive(&barriers.work_free[count % 2]);  // the index is read\n", ""),),
+        "deadlock",
+        "device::mbarrier_wait",
+        PROLOGUE,
+    ),
+    Bug(
+        "queries_ready_too_early",
+        (
+            (
+                "        release(&barriers.work_full[slot]);\n        if (device::thread",
+                "        if (device::thread",
+            ),
+            (
+                "        quantize_rows(p, shared, make_work(p, index), slot);\n",
+                "        release(&barriers.work_full[slot]);\n        quantize_rows(p, shared, make_work(p, index), slot);\n",
+            ),
+        ),
+        "race",
+        "",
+        PROLOGUE,
+    ),
+    Bug(
+        "means_of_k_read_before_the_quantizer_ends",
+        (
+            (
+                "    load_rows(p, shared, index);\n    device::wait_for_predecessor();\n",
+                "    load_rows(p, shared, index);\n",
+            ),
+        ),
+        "dependency",
+        "",
+        PROLOGUE,
     ),
     Bug(
         "too_many_registers",

@@ -58,15 +58,16 @@ class KernelKind:
 
 #: What users get from either family: every case of a user runs on each.
 EXACT = KernelKind("wgmma-exact", "wgmma", {"exponent": "mufu"})
-PACKED = KernelKind("wgmma-packed", "wgmma", {"exponent": "packed"})
+PACKED = KernelKind("wgmma-packed", "wgmma", {"exponent": "packed", "q_quantizer": "prologue"})
 MMA = KernelKind("mma", "mma")
 MAIN_KINDS = (EXACT, PACKED, MMA)
 #: Other ways through the loops: sums by FADD, both exponents in a tile, two products at once, sums promoted
-#: every tile, FP8 by mma.sync.
+#: every tile, FP8 by mma.sync; and queries quantized by a kernel of their own, or by the attention kernel.
 KINDS = (
     *MAIN_KINDS,
     KernelKind("wgmma-fadd", "wgmma", {"row_sum": "fadd"}),
     KernelKind("wgmma-mixed", "wgmma", {"exponent": "mixed4", "block_k": 256}),
+    KernelKind("wgmma-exact-prologue", "wgmma", {"exponent": "mufu", "q_quantizer": "prologue"}),
     KernelKind("wgmma-overlap", "wgmma", {"schedule": "overlap", "exponent": "mufu"}),
     KernelKind("wgmma-overlap-packed", "wgmma", {"schedule": "overlap", "exponent": "packed"}),
     KernelKind("wgmma-two-level", "wgmma", {"accumulation": "two"}),
