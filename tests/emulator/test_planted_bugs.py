@@ -432,8 +432,8 @@ BUGS = [
         "queries_written_over_those_in_use",
         (
             (
-                "        device::mbarrier_wait(&barriers.work_free[slot], (count / 2 + 1) % 2);\n        if (device::thread",
-                "        if (device::thread",
+                "(&barriers.work_free[slot], (count / 2 + 1) % 2);\n        if (device::thread",
+                "(&barriers.work_free[slot], 1);\n        if (device::thread",
             ),
         ),
         "race",
@@ -462,8 +462,8 @@ BUGS = [
                 "        if (device::thread",
             ),
             (
-                "        quantize_rows(p, shared, make_work(p, index), slot);\n",
-                "        release(&barriers.work_full[slot]);\n        quantize_rows(p, shared, make_work(p, index), slot);\n",
+                "        quantize_rows(p, shared, make_work",
+                "        release(&barriers.work_full[slot]);\n        quantize_rows(p, shared, make_work",
             ),
         ),
         "race",
