@@ -22,6 +22,8 @@ from sagegen.tuning.wgmma_cost import wgmma_registers, wgmma_tile_cost
 
 _L2_BYTES = 18  # per clock and SM; a prototype drew this much (4.7 TB/s on an H200) without a sign of a limit
 _QUANTIZED_BYTES = {"q": 3, "k": 5, "v": 5}  # moved per element by the statistics and quantizing kernels
+_QUERY_INSTRUCTIONS = 8  # per value of Q that the attention kernel quantizes: 125 for a thread's 16 (SASS)
+_LANES = 128  # results per clock and SM of a full-rate instruction
 _DRAM_SHARE = 0.9  # of the bandwidth that the quantizers reach: 4.3 of 4.8 TB/s
 _REGISTER_FILE = 65536  # 32-bit registers per SM, allocated to a warp in units of 8 per thread
 _MAX_REGISTERS = 255
@@ -143,7 +145,7 @@ def predict(config: Config, problem: Problem, shape: Shape, gpu: Gpu, measured: 
     l2_us = visits * grid.layout.stage_bytes / (_L2_BYTES * gpu.sms) / gpu.boost_mhz
     dram_us = _dram_bytes(grid) / (gpu.bandwidth_gbs * 1e3)
     return Prediction(
-        kernel_us=max(_grid_clocks(grid, cost) / gpu.boost_mhz, l2_us, dram_us),
+        kernel_us=max((_grid_clocks(grid, cost) + _query_clocks(grid)) / gpu.boost_mhz, l2_us, dram_us),
         quantize_us=_quantize_us(config, problem, shape, gpu),
         units_us={name: value * visits / gpu.sms / gpu.boost_mhz for name, value in cost.units.items()},
         l2_us=l2_us,
@@ -191,10 +193,19 @@ def _grid_clocks(grid: _Grid, cost: TileCost) -> float:
     return full_waves * block_clocks(resident, grid.mean_tiles) + (block_clocks(last, grid.mean_tiles) if last else 0.0)
 
 
+def _query_clocks(grid: _Grid) -> float:
+    """Clocks that the consumers lose to the warps that quantize Q beside them."""
+    if grid.config.q_quantizer == "kernel":
+        return 0.0
+    values = grid.shape.batch * grid.shape.heads_q * grid.shape.q_len * grid.problem.head_dim
+    return values * _QUERY_INSTRUCTIONS / (_LANES * grid.gpu.sms)
+
+
 def _dram_bytes(grid: _Grid) -> float:
     """Bytes the attention kernel takes from or leaves in device memory: K and V again for each block if L2 is small."""
     shape, stage = grid.shape, grid.layout.stage_bytes
-    once = shape.batch * shape.heads_q * shape.q_len * grid.problem.head_dim * (1 + 2)  # INT8 in, 16 bits out
+    q_bytes = 1 if grid.config.q_quantizer == "kernel" else 2
+    once = shape.batch * shape.heads_q * shape.q_len * grid.problem.head_dim * (q_bytes + 2)  # 16 bits out
     kv_heads = shape.batch * shape.heads_kv
     head_bytes = ceil_div(shape.kv_len, grid.config.block_k) * stage
     heads_in_flight = max(1.0, min(grid.slots, grid.blocks) * kv_heads / grid.blocks)
@@ -205,7 +216,9 @@ def _dram_bytes(grid: _Grid) -> float:
 
 def _quantize_us(config: Config, problem: Problem, shape: Shape, gpu: Gpu) -> float:
     """Time of the statistics and quantizing kernels: bound by the bytes they move."""
-    rows = {"q": shape.heads_q * shape.q_len, "k": shape.heads_kv * shape.kv_len}
+    rows = {"k": shape.heads_kv * shape.kv_len}
+    if config.q_quantizer == "kernel":
+        rows["q"] = shape.heads_q * shape.q_len
     if config.quantizes_v:
         rows["v"] = shape.heads_kv * shape.kv_len
     moved = shape.batch * problem.head_dim * sum(_QUANTIZED_BYTES[name] * count for name, count in rows.items())

@@ -254,3 +254,15 @@ def test_what_costs_wgmma_instructions_costs_time(change: dict[str, int | str]) 
 def test_a_chip_with_capped_units_has_wgmma_at_its_cap() -> None:
     assert wgmma_rate(H200, "s8") > wgmma_rate(H200, "e4m3f32") > 6000
     assert wgmma_rate(find_gpu("h20"), "s8") * 78 * 1980 / 1e6 == pytest.approx(296)
+
+
+@pytest.mark.parametrize("tokens", [2048, 4096, 16384])
+def test_queries_in_the_prologue_take_kernel_time_and_save_more_before_it(tokens: int) -> None:
+    """On an H200 at 2048 tokens: quantizers 36 us less, attention 13 us more (docs/gpu-runs/2026-11-30c-h200.md)."""
+    apart = replace(default_wgmma_config(), stages=2)
+    inside = replace(apart, q_quantizer="prologue")
+    shape = Shape(4, 32, 32, tokens, tokens)
+    before, after = predict(apart, D128, shape, H200), predict(inside, D128, shape, H200)
+    share = tokens / 2048
+    assert after.kernel_us - before.kernel_us == pytest.approx(13 * share, rel=0.5)
+    assert before.quantize_us - after.quantize_us == pytest.approx(36 * share, rel=0.4)

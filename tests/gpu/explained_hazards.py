@@ -40,6 +40,26 @@ EXPLAINED = (
         ("make_work(p, device::uniform(barriers.work[slot]))", "barriers.work[slot] = index"),
         "work_free: a slot gets another work when all consumer warps have arrived, each after it last read the slot",
     ),
+    # queries that the attention kernel quantizes: written by warps that arrive by their lane 0, too
+    *(
+        Explanation(lines, "work_full: consumers read what all query warps wrote before they arrived; and work_free")
+        for lines in (
+            ("consumer.q_scale[0] = q_scales[0]", "scales[row] = is_bad"),
+            ("consumer.q_scale[1] = q_scales[8]", "scales[row] = is_bad"),
+            ("const float bias = biases[", "biases[row] = sum"),
+        )
+    ),
+    *(
+        Explanation(
+            (line, '"r"(shared_address(barrier))'),
+            "work_free: a head's values are copied again when all consumer warps have arrived, each after its output",
+        )
+        for line in (
+            "channel[0], channel[MEANS_ROW * HEAD_DIM])",
+            "reinterpret_cast<const int*>(channel)[SUMS_ROW * HEAD_DIM]",
+            "facts[FIRST_BAD_K] < facts[FIRST_BAD_V]",
+        )
+    ),
 )
 
 
