@@ -36,7 +36,7 @@ class Timing(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Times in microseconds, rates in TOPS (1e12 operations a second, `Shape.flops`).
 
     `kernel_us` is the attention kernel alone, median, with the interval's ends; `full_us` has its quantizers too.
-    `speed_vs_sdpa` compares full calls; `speed_vs_default` compares with the default config in the same run.
+    `speed_vs_sdpa` compares full calls; `speed_vs_default` the kernel with that of the default config, in the same run.
     """
 
     kernel_us: float | None = None

@@ -1,7 +1,8 @@
 """The last word of a tuning run: the best configs of a bucket against each other, in one interleaved run.
 
-A challenger takes a bucket only when it is faster than the incumbent by an interval, not by a median, and only when its
-full call, quantizers included, is not slower. The winner then meets the default config again in a fresh process.
+What counts is the full call, quantizers included: that is what users wait for, and some configs move work between the
+kernels of a call. A challenger takes a bucket only when its call is faster than the incumbent's by an interval, not by a
+median. The winner then meets the default config again in a fresh process.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Decision:
 
 def decide(bout: Bout) -> Decision:
     """The winner of a bout."""
-    times = bout.kernel_us
+    times = {config: bout.call_us[config] for config in bout.kernel_us}
     ranked = sorted(times, key=lambda config: statistics.median(times[config]))
     held = _holder(bout)
     return decision_for(bout, next((c for c in ranked if held is None or c == held or _beats(bout, c, held)), None))
@@ -157,7 +158,7 @@ def confirmation(decision: Decision, rounds: int) -> Match | None:
 def confirm(decision: Decision, again: Bout) -> Decision:
     """The decision after its confirmation: who held the bucket gets it back unless the winner wins again."""
     winner, held = again.match.cubins
-    times = again.kernel_us
+    times = again.call_us
     wins = winner in times and (held not in times or compare(times[held], times[winner]).ratio > 1)
     return decision if wins else decision_for(decision.bout, held)
 
@@ -168,6 +169,4 @@ def _holder(bout: Bout) -> Config | None:
 
 
 def _beats(bout: Bout, challenger: Config, held: Config) -> bool:
-    kernel = compare(bout.kernel_us[held], bout.kernel_us[challenger])
-    call = compare(bout.call_us[held], bout.call_us[challenger])
-    return kernel.is_faster and not call.is_slower
+    return compare(bout.call_us[held], bout.call_us[challenger]).is_faster

@@ -53,6 +53,11 @@ class Samples:
     def median_us(self) -> float:
         return statistics.median(self.times_us)
 
+    @property
+    def median_call_us(self) -> float:
+        """Of full calls: what a tuning run makes shorter. Of the kernel where no calls were timed."""
+        return statistics.median(self.call_us or self.times_us)
+
 
 @dataclass(frozen=True, slots=True)
 class Record:
@@ -99,6 +104,10 @@ class Record:
     def median_us(self, tokens: int) -> float | None:
         """Median kernel time at that length in microseconds; None if it was not measured there."""
         return next((s.median_us for s in self.samples if s.tokens == tokens), None)
+
+    def median_call_us(self, tokens: int) -> float | None:
+        """Median time of full calls at that length in microseconds; None if it was not measured there."""
+        return next((s.median_call_us for s in self.samples if s.tokens == tokens), None)
 
 
 _encoder = msgspec.json.Encoder()

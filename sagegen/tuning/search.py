@@ -123,7 +123,7 @@ class Searcher:
         wanted = [c for c in self.objectives if not fine or is_fine(self.records[c].figures)]
         if tokens is None:
             return sorted(wanted, key=lambda config: self.objectives[config])[:count]
-        timed = {c: us for c in wanted if (us := self.records[c].median_us(tokens)) is not None}
+        timed = {c: us for c in wanted if (us := self.records[c].median_call_us(tokens)) is not None}
         return sorted(timed, key=lambda config: timed[config])[:count]
 
     def _next(self, progress: float) -> Config:
@@ -178,14 +178,14 @@ class Searcher:
 
 
 def objective(record: Record, baseline: Record | None) -> float | None:
-    """Geometric mean, over the lengths, of kernel time relative to the baseline's; None for a failure.
+    """Geometric mean, over the lengths, of a full call's time relative to the baseline's; None for a failure.
 
     Args:
         baseline: the default config's record, or the first that succeeded.
     """
     if record.outcome != "ok" or baseline is None:
         return None
-    ratios = [t.median_us / us for t in record.samples if (us := baseline.median_us(t.tokens))]
+    ratios = [t.median_call_us / us for t in record.samples if (us := baseline.median_call_us(t.tokens))]
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
@@ -209,8 +209,8 @@ def rank_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Sha
 
 
 def _predicted_cost(config: Config, target: Target, shapes: Sequence[Shape]) -> float:
-    """Logarithm of the geometric mean of predicted kernel times, times the number of shapes."""
-    return sum(math.log(predict(config, target.problem, shape, target.gpu).kernel_us) for shape in shapes)
+    """Logarithm of the geometric mean of the predicted times of calls, times the number of shapes."""
+    return sum(math.log(predict(config, target.problem, shape, target.gpu).call_us) for shape in shapes)
 
 
 def simulate(searcher: Searcher, run: Callable[[Problem, Config], Record], trials: int, batch: int = 1) -> list[float]:

@@ -68,6 +68,12 @@ def test_the_next_best_wins_when_the_fastest_kernel_has_a_slower_call() -> None:
     assert decide(make_bout(kernels, calls)).config == second
 
 
+def test_a_shorter_call_wins_though_its_kernel_takes_longer() -> None:
+    kernels = {DEFAULT: noisy(120), INCUMBENT: noisy(100), CHALLENGER: noisy(103)}
+    calls = {DEFAULT: noisy(170), INCUMBENT: noisy(150), CHALLENGER: noisy(140)}
+    assert decide(make_bout(kernels, calls)).config == CHALLENGER
+
+
 def test_without_the_incumbent_the_default_holds_the_bucket() -> None:
     bout = make_bout({DEFAULT: noisy(100), CHALLENGER: noisy(100.05, seed=1)})
     assert decide(bout).config == DEFAULT
