@@ -1,8 +1,8 @@
 """The last word of a tuning run: the best configs of a bucket against each other, in one interleaved run.
 
 What counts is the full call, quantizers included: that is what users wait for, and some configs move work between the
-kernels of a call. A challenger takes a bucket only when its call is faster than the incumbent's by an interval, not by a
-median. The winner then meets the default config again in a fresh process.
+kernels of a call. A challenger takes a bucket only when its call is faster than the incumbent's by an interval, not by
+a median. The winner then meets the default config again in a fresh process.
 """
 
 from __future__ import annotations
