@@ -29,7 +29,7 @@ class Distance:
     Attributes:
         kernel_us: median of the attention kernel, in microseconds.
         tops: 1e12 operations per second by that time.
-        behind: the winner's speed over it: 1.25 is a winner that is a quarter faster.
+        behind: the speed of the winner's full call over its own: 1.25 is a winner that is a quarter faster.
         interval: holds `behind` with 95 % confidence; None where the two were not timed in the same rounds.
         phase: where the time is from, `final` or `screen`.
     """
@@ -65,7 +65,7 @@ class CaseDistances:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What a journal has of one problem at one length: kernel times in microseconds by config.
+    """What a journal has of one problem at one length: times in microseconds by config.
 
     Attributes:
         screens: of every config that was measured itself and passed the gate.
@@ -157,15 +157,15 @@ def _winner(case: _Case, among: frozenset[str]) -> str:
     for bout in case.confirmations:
         challenger, *holders = bout
         if challenger == fastest and holders and holders[0] in among:
-            lost = compare(bout[holders[0]].times_us, bout[challenger].times_us).ratio <= 1
+            lost = compare(bout[holders[0]].calls, bout[challenger].calls).ratio <= 1
             return holders[0] if lost else fastest
     return fastest
 
 
 def _fastest(case: _Case, among: frozenset[str]) -> str | None:
     """By the finals, unless a config that was not in them had a faster screen than their fastest."""
-    screens = {config: case.screens[config].median_us for config in among if config in case.screens}
-    finals = {config: case.finals[config].median_us for config in among if config in case.finals}
+    screens = {config: case.screens[config].median_call_us for config in among if config in case.screens}
+    finals = {config: case.finals[config].median_call_us for config in among if config in case.finals}
     by_screen, by_final = (min(times, key=lambda c: times[c], default=None) for times in (screens, finals))
     if by_screen is None or by_final is None:
         return by_final or by_screen
@@ -181,7 +181,9 @@ def _measure(
         "winner": winner,
         "runner-up": _fastest(case, among - {winner}),
         "default": case.default,
-        "worst": max((c for c in case.screens if c in among), key=lambda c: case.screens[c].median_us, default=None),
+        "worst": max(
+            (c for c in case.screens if c in among), key=lambda c: case.screens[c].median_call_us, default=None
+        ),
     }
     distances = tuple(
         _distance(role, problem, case, config, winner)
@@ -202,11 +204,11 @@ def _distance(role: Role, problem: str, case: _Case, config: str, winner: str) -
     if config == winner:
         behind = 1.0
     elif phase == "final" and winner in case.finals:
-        verdict: Verdict = compare(samples.times_us, case.finals[winner].times_us)
+        verdict: Verdict = compare(samples.calls, case.finals[winner].calls)
         behind, interval = verdict.ratio, (verdict.low, verdict.high)
     else:
         base = case.screens.get(winner, case.finals.get(winner, samples))
-        behind = case.screens.get(config, samples).median_us / base.median_us
+        behind = case.screens.get(config, samples).median_call_us / base.median_call_us
     shape = Shape(samples.batch, samples.heads_q, samples.heads_kv, samples.tokens, samples.tokens)
     us = statistics.median(samples.times_us)
     return Distance(role, config, us, shape.flops(parse_problem(problem)) / us / 1e6, behind, interval, phase)

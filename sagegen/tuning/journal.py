@@ -54,9 +54,14 @@ class Samples:
         return statistics.median(self.times_us)
 
     @property
+    def calls(self) -> tuple[float, ...]:
+        """What a tuning run makes shorter: times of full calls, or of the kernel where no calls were timed."""
+        return self.call_us or self.times_us
+
+    @property
     def median_call_us(self) -> float:
-        """Of full calls: what a tuning run makes shorter. Of the kernel where no calls were timed."""
-        return statistics.median(self.call_us or self.times_us)
+        """Of full calls."""
+        return statistics.median(self.calls)
 
 
 @dataclass(frozen=True, slots=True)
