@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from sagegen.ablation.recipe import QK_MAX, Granularity, QkType
@@ -70,8 +72,8 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
         raise ArgumentError(f"a Hadamard rotation of {dim} channels does not exist here", "use a power of two")
     span = 1
     while span < dim:
-        pairs = x.unflatten(-1, (dim // (2 * span), 2, span))
+        pairs = x.reshape(*x.shape[:-1], dim // (2 * span), 2, span)
         first, second = pairs.unbind(-2)
         x = torch.stack((first + second, first - second), -2).flatten(-3)
         span *= 2
-    return x * dim**-0.5
+    return x * (1 / math.sqrt(dim))

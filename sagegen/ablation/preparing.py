@@ -56,7 +56,7 @@ def prepare(q: torch.Tensor, k: torch.Tensor, recipe: Recipe) -> Prepared:
 
 def block_means(q: torch.Tensor, block_q: int) -> torch.Tensor:
     """Each row's mean over the rows of its block, q's shape; the last block may be shorter."""
-    blocks = q.split(block_q, dim=2)
+    blocks = torch.split(q, block_q, dim=2)
     return torch.cat([block.mean(2, keepdim=True).expand_as(block) for block in blocks], 2)
 
 
@@ -71,7 +71,7 @@ def balance_scales(q: torch.Tensor, k: torch.Tensor, balance: Balance) -> torch.
     Returns:
         [batch, heads_kv, 1, dim]: one per KV head, since its query heads share the quantized K.
     """
-    grouped = q.unflatten(1, (k.shape[1], q.shape[1] // k.shape[1])).flatten(2, 3)
+    grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     sizes = [x.abs().amax(2) if balance == "max" else x.square().mean(2).sqrt() for x in (grouped, k)]
     ratio = (sizes[0] / sizes[1]).sqrt()
     usable = (sizes[0] > 0) & (sizes[1] > 0)

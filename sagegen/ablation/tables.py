@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from sagegen.ablation.recipe import Recipe
+from sagegen.ablation.recipe import Granularity, PvType, QkType, Recipe, Width
 from sagegen.problem import Shape
 
 #: Heads of the synthetic inputs, each with outliers of its own.
@@ -83,14 +83,14 @@ def _smoothing(tokens: int) -> Table:
 
 
 def _granularity(tokens: int) -> Table:
-    spans = ("token", "thread", "warp", "block", "tensor")
+    spans: tuple[Granularity, ...] = get_args(Granularity)
     rows = tuple(Row(f"per {s}", replace(_INT4, granularity=s), "large_tokens", _even(tokens)) for s in spans)
     orders = (_chain("large_tokens", *(row.label for row in rows)),)
     return Table("granularity", "Granularity: INT4, Q and K smoothed, exact P·V", rows, orders=orders)
 
 
 def _pv_type(tokens: int) -> Table:
-    kinds = ("exact", "fp16", "e4m3", "e5m2", "int8")
+    kinds: tuple[PvType, ...] = get_args(PvType)
     rows = tuple(Row(pv, Recipe(qk="int4", pv=pv), "sink", _even(tokens)) for pv in kinds)
     orders = (_chain("sink", "e4m3", "e5m2", "int8"),)
     return Table("pv-type", "Type of P and V: INT4 per thread, Q and K smoothed", rows, orders=orders)
@@ -108,10 +108,11 @@ def _smooth_v(tokens: int) -> Table:
 
 def _accumulator(tokens: int) -> Table:
     rows, orders, kind = [], [], "lifted_values"
+    widths: tuple[Width, ...] = get_args(Width)
     for keys in _CHAIN_KEYS:
-        for width in ("fp32", "fp22", "fp16"):
+        for width in widths:
             for two_level in (True, False) if width != "fp32" else (True,):
-                recipe = Recipe(accumulator=width, two_level=two_level)  # type: ignore[arg-type]
+                recipe = Recipe(accumulator=width, two_level=two_level)
                 if width == "fp16":
                     recipe = replace(recipe, p_max=224.0, v_max=4.5)
                 level = "" if width == "fp32" else ", two-level" if two_level else ", one sum"
@@ -149,9 +150,10 @@ def _qk_2x2(tokens: int) -> Table:
     smooth = Recipe(pv="exact")
     plain = replace(smooth, smooth_q=False, smooth_k=False, granularity="tensor")
     kind = "biased_channels"
+    types: tuple[tuple[QkType, str], ...] = (("int8", "INT8"), ("e4m3", "FP8"))
     rows = tuple(
         Row(f"{label}, {how}", replace(recipe, qk=qk), kind, _even(tokens))
-        for qk, label in (("int8", "INT8"), ("e4m3", "FP8"))
+        for qk, label in types
         for how, recipe in (("smoothed, per thread", smooth), ("plain, per tensor", plain))
     )
     orders = tuple(_chain(kind, f"{x}, smoothed, per thread", f"{x}, plain, per tensor") for x in ("INT8", "FP8"))
@@ -164,27 +166,29 @@ def _shapes(tokens: int) -> Table:
     short = min(tokens, 256)
     shapes |= {f"{n} heads": Shape(1, n, n, short, short) for n in (1, 2, 4, 8, 16, 32, 64)}
     shapes |= {f"{n} heads, {kv} of K and V": Shape(1, n, kv, short, short) for n, kv in ((9, 3), (32, 8), (64, 1))}
+    variants: tuple[tuple[str, QkType], ...] = (("8b", "int8"), ("4b", "int4"))
     rows = tuple(
         Row(f"{label}, {bits}", Recipe(qk=qk), "biased_channels", shape)
         for label, shape in shapes.items()
-        for bits, qk in (("8b", "int8"), ("4b", "int4"))
+        for bits, qk in variants
     )
     title = "Cross-attention and head counts: 8b is INT8, 4b is INT4; per thread, Q and K smoothed, E4M3"
     return Table("shapes", title, rows, takes_tensors=False)
 
 
 def _rotation(tokens: int) -> Table:
-    how = {"smoothed": {}, "rotated": {"rotate": True}, "rotated, balanced": {"rotate": True, "balance": "rms"}}
+    types: tuple[QkType, ...] = ("int4", "int8")
+    spans: tuple[Granularity, ...] = ("thread", "token")
+    how = {
+        "smoothed": _INT4,
+        "rotated": replace(_INT4, rotate=True),
+        "rotated, balanced": replace(_INT4, rotate=True, balance="rms"),
+    }
     rows = tuple(
-        Row(
-            f"{qk} per {span}, {label}",
-            replace(_INT4, qk=qk, granularity=span, **change),
-            "wide_channels",
-            _even(tokens),
-        )
-        for qk in ("int4", "int8")
-        for span in ("thread", "token")
-        for label, change in how.items()
+        Row(f"{qk} per {span}, {label}", replace(recipe, qk=qk, granularity=span), "wide_channels", _even(tokens))
+        for qk in types
+        for span in spans
+        for label, recipe in how.items()
     )
     return Table("rotation", "Rotation and balance after smoothing Q and K: exact P·V", rows)
 

@@ -86,7 +86,7 @@ def weigh(scores: torch.Tensor, values: Values, recipe: Recipe) -> torch.Tensor:
 
 def _running_peaks(scores: torch.Tensor, block_k: int) -> torch.Tensor:
     """Each row's maximum after every tile, [..., rows, tiles]; 0 until a key is seen."""
-    tiles = [tile.amax(-1) for tile in scores.split(block_k, -1)]
+    tiles = [tile.amax(-1) for tile in torch.split(scores, block_k, -1)]
     peaks = torch.stack(tiles, -1).cummax(-1).values
     return peaks.masked_fill(peaks == -math.inf, 0)
 
