@@ -19,6 +19,7 @@ COMMANDS = {
     "build": "Compile a config and print what it takes.",
     "tune": "Search the best configs for a GPU and write its registry.",
     "verify": "Check tuned kernels against exact attention: this GPU or the emulator.",
+    "ablate": "Compare the papers' techniques and number types by accuracy, each switched alone.",
     "bench": "Time tuned kernels against torch SDPA on this GPU.",
 }
 

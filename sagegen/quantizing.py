@@ -69,18 +69,27 @@ def _quantize(
     x: torch.Tensor, groups: torch.Tensor, config: Config, least: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Round to INT8 with scale max|x| / 127 of the token's group, or `least` of its head; a group of zeros has 1."""
-    peaks = x.abs().amax(-1)
-    count = int(groups.max()) + 1 if len(groups) else 0
-    group_peaks = peaks.new_zeros(*peaks.shape[:2], count)
-    group_peaks.scatter_reduce_(2, groups.expand_as(peaks), peaks, "amax")
+    peaks = group_peaks(x, groups)
     # the last bit of a scale now and then rounds to another integer, so that families differ
-    group_scales = group_peaks * (1 / INT8_MAX) if config.family == "wgmma" else group_peaks / INT8_MAX
+    group_scales = peaks * (1 / INT8_MAX) if config.family == "wgmma" else peaks / INT8_MAX
     scales = group_scales[:, :, groups].unsqueeze(-1)
     if least is not None:
         scales = torch.maximum(scales, least)
     scales = torch.where(scales > 0, scales, 1)
     # times the reciprocal, as kernels do: a quotient rounds to another integer now and then
     return (x * (1 / scales)).round().clamp(-INT8_MAX, INT8_MAX), scales
+
+
+def group_peaks(x: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """max|x| of each group of tokens, [batch, heads, groups].
+
+    Args:
+        x: [batch, heads, tokens, dim].
+        groups: the group of each token, int64 [tokens].
+    """
+    peaks = x.abs().amax(-1)
+    count = int(groups.max()) + 1 if len(groups) else 0
+    return peaks.new_zeros(*peaks.shape[:2], count).scatter_reduce_(2, groups.expand_as(peaks), peaks, "amax")
 
 
 def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -89,6 +89,17 @@ ORDER = (
     "measuring.variations",
     "measuring.around",
     "measuring.around_report",
+    # comparing numerics
+    "ablation.recipe",
+    "ablation.grouping",
+    "ablation.preparing",
+    "ablation.weighting",
+    "ablation.emulation",
+    "ablation.deviation",
+    "ablation.synthetic",
+    "ablation.tables",
+    "ablation.study",
+    "ablation.report",
     # searching
     "tuning.journal",
     "tuning.distances",
@@ -134,7 +145,7 @@ SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options"
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("emulator", "measuring", "runtime", "tuning")
+PACKAGES = ("ablation", "emulator", "measuring", "runtime", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 

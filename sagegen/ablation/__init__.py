@@ -1,0 +1,1 @@
+"""The papers' numerics, each part of them switched alone: what `sagegen ablate` compares."""
