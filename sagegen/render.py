@@ -20,7 +20,7 @@ from sagegen.layout import (
     make_layout,
     round_up,
 )
-from sagegen.plan import Role
+from sagegen.plan import ROLES
 from sagegen.problem import Problem
 from sagegen.space import Config
 
@@ -64,7 +64,12 @@ class Source:
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def entry(self, role: Role) -> str:
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Its kernels in launch order."""
+        return ROLES
+
+    def entry(self, role: str) -> str:
         """The extern "C" name of one of its kernels."""
         return entry_name(role, self.name)
 
@@ -77,7 +82,7 @@ def source_name(problem: Problem, config: Config) -> str:
     return f"{problem.name}_{config.name}"
 
 
-def entry_name(role: Role, name: str) -> str:
+def entry_name(role: str, name: str) -> str:
     return f"{role}_{name}"
 
 
@@ -119,9 +124,7 @@ class DeviceLayer:
     wgmma_products: WgmmaProducts = ()
 
 
-def render_template(
-    template: str, name: str, layer: DeviceLayer, target: Target, values: Mapping[str, object]
-) -> str:
+def render_template(template: str, name: str, layer: DeviceLayer, target: Target, values: Mapping[str, object]) -> str:
     """The text of one template.
 
     Args:
