@@ -20,6 +20,7 @@ COMMANDS = {
     "tune": "Search the best configs for a GPU and write its registry.",
     "verify": "Check tuned kernels against exact attention: this GPU or the emulator.",
     "bench": "Time tuned kernels against torch SDPA on this GPU.",
+    "probe": "Measure what the units of this GPU reach.",
 }
 
 

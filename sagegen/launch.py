@@ -247,9 +247,7 @@ class Kernel:
         buffer = ctypes.create_string_buffer(params, len(params))
         pointer = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))  # the driver copies what it points at
         sizes = (grid, 1, 1, threads, 1, 1, self.smem_bytes)
-        result = driver.cuLaunchKernel(
-            self.function, *sizes, driver.CUstream(stream), ctypes.addressof(pointer), 0
-        )
+        result = driver.cuLaunchKernel(self.function, *sizes, driver.CUstream(stream), ctypes.addressof(pointer), 0)
         _check(result, f"launching {self.name}")
 
     def unload(self) -> None:
@@ -282,3 +280,11 @@ def load_kernel(cubin: bytes, entry: str, smem_bytes: int, device: int) -> Kerne
             f"reserving {smem_bytes} bytes of shared memory for {entry}",
         )
     return Kernel(entry, module, function, smem_bytes)
+
+
+def shared_memory_per_sm(device: int) -> int:
+    """Bytes of shared memory of one SM of the CUDA device, whose context exists."""
+    driver = _driver()
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+    handle = _check(driver.cuDeviceGet(device), f"asking for device {device}")
+    return int(_check(driver.cuDeviceGetAttribute(attribute, handle), "asking for an SM's shared memory"))

@@ -1,7 +1,8 @@
 """How many mantissa bits a matrix unit's accumulator keeps, from what one product makes of chosen accumulators.
 
-Element i of C is 1 + 2^-b, in its second half 1 + 2^-b + 2^-(b+1), b = 1 ... 23 by turns. With A = B = 0 the product gives
-C back as far as the accumulator holds it. With products that sum to 1 the sum has one exponent more and one bit less.
+The elements of C are 1 + 2^-b for b = 1 ... 23, then 1 + 2^-b + 2^-(b+1) for the same b, and so on by turns. With
+A = B = 0 the product gives C back as far as the accumulator holds it. With products that sum to 1 the sum has one
+exponent more and one bit less.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class AccumulatorBits:
 
 def make_accumulators(count: int) -> np.ndarray:
     """C, [count] float32; every b occurs in both halves when `count` >= 46."""
-    return (1.0 + np.ldexp(1.0, -_bits_of(count)) + _halves(count)).astype(np.float32)
+    c: np.ndarray = (1.0 + np.ldexp(1.0, -_bits_of(count)) + _halves(count)).astype(np.float32)
+    return c
 
 
 def read_accumulators(alone: np.ndarray, with_products: np.ndarray) -> AccumulatorBits:
@@ -54,9 +56,7 @@ def read_accumulators(alone: np.ndarray, with_products: np.ndarray) -> Accumulat
     _require_plausible(alone, make_accumulators(count), 1.0)
     _require_plausible(with_products, make_accumulators(count).astype(np.float64) + 1.0, 2.0)
     kept = _longest_run(bits[single], alone[single] == np.float32(1) + np.ldexp(np.float32(1), -bits[single]))
-    added = _longest_run(
-        bits[single], with_products[single].astype(np.float64) == 2.0 + np.ldexp(1.0, -bits[single])
-    )
+    added = _longest_run(bits[single], with_products[single].astype(np.float64) == 2.0 + np.ldexp(1.0, -bits[single]))
     return AccumulatorBits(kept, added, _find_rounding(alone[~single], bits[~single], kept))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
@@ -74,6 +74,11 @@ class Probe:
     accumulator: Accumulator | None = None
     wgmma_form: str = ""
     values: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators of all threads of a block, as floats, where a probe reads and writes them."""
+        return self.threads * (4 if self.values["by"] == "mma" else int(str(self.values["columns"])) // 2)
 
     @property
     def work_per_loop(self) -> float:
@@ -180,6 +185,9 @@ def _unit(
     )
 
 
+_UNROLL = 4  # loads of 16 bytes that a thread has in flight
+
+
 def _copy(name: str, title: str, through_l2: bool) -> Probe:
     return Probe(
         name=name,
@@ -191,10 +199,10 @@ def _copy(name: str, title: str, through_l2: bool) -> Probe:
         function=name,
         threads=512,
         opcodes=("LDG",),
-        per_loop=4,
+        per_loop=_UNROLL,
         work=0,  # follows from the buffers
         blocks_per_sm=3,
-        values=MappingProxyType({"through_l2": through_l2}),
+        values=MappingProxyType({"through_l2": through_l2, "unroll": _UNROLL}),
     )
 
 
@@ -262,8 +270,3 @@ PROBES: Mapping[str, Probe] = MappingProxyType({probe.name: probe for probe in _
 def probes_for(compute_capability: int) -> tuple[Probe, ...]:
     """Those that a GPU of that compute capability can run."""
     return tuple(probe for probe in PROBES.values() if probe.runs_on(compute_capability))
-
-
-def select(names: Iterable[str]) -> tuple[Probe, ...]:
-    """The probes of those names; KeyError for another."""
-    return tuple(PROBES[name] for name in names)

@@ -41,6 +41,11 @@ class ProbeSource:
         return f"{arch}a" if arch in _ARCH_SPECIFIC else arch
 
 
+def kernel_entry(probe: Probe) -> str:
+    """The extern "C" name of a probe's kernel."""
+    return ProbeSource(probe, "").entry("probe")
+
+
 def render_probe(probe: Probe, target: Target = "cuda") -> ProbeSource:
     """The kernel of `probe`; for the emulator with `target` host."""
     products = ((probe.wgmma_form, int(str(probe.values["columns"]))),) if probe.wgmma_form else ()

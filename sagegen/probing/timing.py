@@ -12,10 +12,10 @@ import numpy as np
 from sagegen.measuring.telemetry import GpuState
 
 #: Of one sample, seconds: long against the launch, and what a loop is sized for.
-SAMPLE_S = 0.03
+SAMPLE_S = 0.05
 SAMPLES = 5
-#: Clocks settle from idle, or from what was measured before.
-SETTLE_S = 0.1
+#: Clocks and the power limit settle from idle, or from what was measured before.
+SETTLE_S = 0.3
 _FIRST_LOOPS = 64
 _MOST_LOOPS = 2**31 - 1
 #: A trial run this long is a base for the next guess.
@@ -59,7 +59,9 @@ class Sampled:
     state: GpuState
 
 
-def sample(launcher: Launcher, *, sample_s: float = SAMPLE_S, settle_s: float = SETTLE_S, count: int = SAMPLES) -> Sampled:
+def sample(
+    launcher: Launcher, *, sample_s: float = SAMPLE_S, settle_s: float = SETTLE_S, count: int = SAMPLES
+) -> Sampled:
     """Time a probe: size its loop so that a run takes `sample_s`, let the clocks settle, then `count` runs."""
     loops = find_loops(launcher.run, sample_s)
     settled = 0.0

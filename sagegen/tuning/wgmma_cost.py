@@ -38,7 +38,7 @@ def wgmma_registers(config: WgmmaConfig, problem: Problem) -> int:
 
 
 def wgmma_rate(gpu: Gpu, kind: str) -> float:
-    """Operations per clock and SM of wgmma `kind`: as probed, else as the H200 has them or mma.sync's of a capped chip."""
+    """Operations per clock and SM of wgmma `kind`: as probed, else the H200's, or mma.sync's of a capped chip."""
     if probed := gpu.measured.matrix.get(_PROBES[kind]):
         return per_clock(gpu, probed)
     mma_s8 = matrix_rate(gpu, "s8")
