@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sagegen.build import BuildFailure, Built, build_batch
+from sagegen.build import BuildFailure, build_batch
 from sagegen.gpu import DetectedGpu
 from sagegen.measuring.jobs import Job, Reply
 from sagegen.measuring.jobs import Probe as ProbeJob
@@ -83,7 +84,8 @@ def probe_gpu(
         if reply.outcome != "ok":
             gathered.absent[probe.name] = f"{reply.outcome}: {reply.reason}"
             continue
-        _gather(gathered, probe, made, reply.data)
+        counts = count_opcodes(made.cubin.read_bytes(), kernel_entry(probe), compute_capability(device))
+        _gather(gathered, probe, counts, reply.data)
     return ProbeResult(
         schema=SCHEMA,
         gpu=device.gpu.name if device.gpu else device.product,
@@ -94,8 +96,7 @@ def probe_gpu(
     )
 
 
-def _gather(gathered: _Gathered, probe: Probe, built: Built, data: Mapping[str, Any]) -> None:
-    counts = count_opcodes(built.cubin.read_bytes(), kernel_entry(probe))
+def _gather(gathered: _Gathered, probe: Probe, counts: Counter[str], data: Mapping[str, Any]) -> None:
     emulated, sass = is_emulated(probe, counts), describe(probe, counts)
     if probe.kind != "accumulator":
         gathered.rates[probe.name] = _make_rate(probe, data, emulated, sass)

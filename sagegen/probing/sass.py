@@ -16,7 +16,6 @@ _OPCODES = {
     0x023: "FFMA",
     0x030: "HADD2",
     0x031: "HFMA2",
-    0x035: "HFMA2",
     0x037: "IMMA",
     0x03C: "HMMA",
     0x03E: "F2FP",
@@ -31,14 +30,20 @@ _OPCODES = {
     0x1F1: "IGMMA",
     0x1F3: "QGMMA",
 }
+#: HFMA2.MMA; later architectures have another instruction of that number.
+_UNTIL_HOPPER = {0x035: "HFMA2"}
+_LAST_OF_HOPPER = 90
 #: What an emulation is made of, for whoever reads that there is one.
 _TELLING = ("IMMA", "HMMA", "QMMA", "F2FP", "FADD", "HADD2", "CALL")
 #: ptxas may do a conversion twice where a loop begins; an emulation has another number altogether.
 _SLACK = 1.02
 
 
-def count_opcodes(cubin: bytes, entry: str) -> Counter[str]:
+def count_opcodes(cubin: bytes, entry: str, compute_capability: int) -> Counter[str]:
     """How often each known instruction stands in the kernel `entry`, subroutines included.
+
+    Args:
+        compute_capability: of what `cubin` was built for, e.g. 90.
 
     Raises:
         ValueError: `cubin` is damaged or has no such kernel.
@@ -47,8 +52,9 @@ def count_opcodes(cubin: bytes, entry: str) -> Counter[str]:
         code = read_sections(cubin)[f".text.{entry}"]
     except KeyError as error:
         raise ValueError(f"no kernel {entry}") from error
+    names = _OPCODES | (_UNTIL_HOPPER if compute_capability <= _LAST_OF_HOPPER else {})
     words = (int.from_bytes(code[at : at + 2], "little") & 0x1FF for at in range(0, len(code), _INSTRUCTION_BYTES))
-    return Counter(_OPCODES[word] for word in words if word in _OPCODES)
+    return Counter(names[word] for word in words if word in names)
 
 
 def is_emulated(probe: Probe, counts: Counter[str]) -> bool:

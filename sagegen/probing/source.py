@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from sagegen.probing.probes import Probe
 from sagegen.render import DeviceLayer, Target, render_template
 
-_PREFIX = "sagegen_probe_"
 #: Architectures whose own variant has instructions that the plain one lacks.
 _ARCH_SPECIFIC = ("sm_90", "sm_120")
 
@@ -22,7 +21,7 @@ class ProbeSource:
 
     @property
     def name(self) -> str:
-        return _PREFIX + self.probe.name
+        return self.probe.name
 
     @property
     def sha256(self) -> str:
@@ -34,7 +33,7 @@ class ProbeSource:
 
     def entry(self, role: str) -> str:
         """The extern "C" name of its kernel."""
-        return f"{role}_{self.probe.name}"
+        return f"{role}_{self.name}"
 
     def target(self, arch: str) -> str:
         """What it is compiled for, to run on a GPU of `arch`."""
