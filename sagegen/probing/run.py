@@ -19,7 +19,7 @@ from sagegen.probing.source import kernel_entry
 from sagegen.probing.timing import Run, make_figures, sample
 
 #: The templates' struct: input, output, cycles, elements, loops, words of A and of B, padding.
-_PARAMS = struct.Struct("<QQQqiIII")
+PARAMS = struct.Struct("<QQQqiIII")
 _ELEMENT_BYTES = 16
 #: Copied at a time, far beyond any L2; less where the GPU has less to spare.
 _COPY_BYTES = 1 << 30
@@ -47,7 +47,7 @@ class Buffers:
 
     def params(self, loops: int, a_word: int = 0, b_word: int = 0) -> bytes:
         addresses = (self.input.data_ptr(), self.output.data_ptr(), self.cycles.data_ptr())
-        return _PARAMS.pack(*addresses, self.elements, loops, a_word, b_word, 0)
+        return PARAMS.pack(*addresses, self.elements, loops, a_word, b_word, 0)
 
 
 class GpuLauncher:
