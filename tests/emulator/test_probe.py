@@ -1,13 +1,20 @@
-"""The accumulator probes in the emulator: what they read off an accumulator whose bits are known."""
+"""The probes' kernels in the emulator, and what a worker makes of them: bits that are known, memory that is guarded."""
 
 from __future__ import annotations
 
+import ctypes
+import types
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 
 from sagegen.emulator.compiler import build_library, find_compiler, open_libraries
 from sagegen.emulator.library import Buffer, KernelRun, Library
 from sagegen.env import read_env
+from sagegen.measuring.telemetry import GpuState
+from sagegen.probing import run as probe_run
 from sagegen.probing.accumulator import (
     A_WORD,
     B_WORD,
@@ -17,7 +24,7 @@ from sagegen.probing.accumulator import (
     read_accumulators,
 )
 from sagegen.probing.probes import PROBES
-from sagegen.probing.run import PARAMS
+from sagegen.probing.run import PARAMS, run_probe
 from sagegen.probing.source import kernel_entry, render_probe
 from sagegen.problem import Problem
 from sagegen.render import Source
@@ -29,6 +36,8 @@ pytestmark = pytest.mark.emulator
 PROBLEM = Problem(64, "fp16", False)
 CONFIG = parse_config("mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1")
 FP22 = AccumulatorBits(alone=13, with_products=12, rounding="truncates")
+#: Of instructions, but for the one that settles on one number within a turn.
+LOOPS = [name for name, probe in PROBES.items() if probe.kind in ("mma", "unit") and name != "i2f"]
 FP32 = AccumulatorBits(alone=23, with_products=22, rounding="keeps all")
 
 
@@ -107,7 +116,7 @@ def test_copies_stay_inside_of_their_buffers(name):
         assert np.array_equal(output, np.tile(xor, blocks))
 
 
-@pytest.mark.parametrize("name", [name for name, probe in PROBES.items() if probe.kind in ("mma", "unit") and name != "i2f"])
+@pytest.mark.parametrize("name", LOOPS)
 def test_loops_of_instructions_write_a_word_per_thread_that_depends_on_the_turns(name):
     probe = PROBES[name]
     library, outputs = load(probe), []
@@ -117,3 +126,97 @@ def test_loops_of_instructions_write_a_word_per_thread_that_depends_on_the_turns
     changed = np.mean(outputs[0] != outputs[1])
     assert changed > 0.5  # operands change in every turn
     assert len(np.unique(outputs[0])) > 8  # and from thread to thread, as far as an e4m3 tells them apart
+
+
+SMS, TURN_S, CYCLES = 2, 0.06, 1000
+
+
+class EmulatedKernel:
+    """What `launch.load_kernel` gives on a GPU; memory is as large as the probe's buffers are."""
+
+    def __init__(self, name, architecture):
+        self.probe, self.architecture, self.grids = PROBES[name], architecture, []
+        self.library = load(self.probe)
+
+    def launch(self, grid, threads, params, stream):
+        probe = self.probe
+        assert threads == probe.threads
+        self.grids.append(grid)
+        given, output, cycles, elements, loops, *rest = PARAMS.unpack(params)
+        is_product = probe.kind == "accumulator"
+        read = probe.accumulators if is_product else 4 * elements
+        written = read if is_product else grid * threads + (4 * elements if probe.name == "dram" else 0)
+        sizes = {given: (4, read), output: (4, written), cycles: (8, grid)}
+        buffers = [
+            Buffer("memory", at, size, (count,), (1,), at != given) for at, (size, count) in sizes.items() if count
+        ]
+        few = PARAMS.pack(given, output, cycles, elements, min(loops, 2), *rest)
+        entry = kernel_entry(probe)
+        function = self.library.function(entry)
+        run = KernelRun(entry, function, grid, threads, probe.shared_bytes, few, self.architecture, 1, False)
+        with self.library.open(buffers) as session:
+            report = session.run(run)
+        assert report is None, report.message
+        if not is_product:  # where the emulator's clock stands still
+            ctypes.memmove(cycles, np.full(grid, CYCLES, np.int64).ctypes.data, 8 * grid)
+
+    def unload(self):
+        pass
+
+
+class FakeEvent:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self): ...
+
+    def synchronize(self): ...
+
+    def elapsed_time(self, end):
+        return TURN_S * 1e3
+
+
+@pytest.fixture
+def emulated_card(monkeypatch):
+    """`run_probe` with the emulator for a card; takes probe and architecture."""
+
+    def start(name, architecture=89):
+        kernel = EmulatedKernel(name, architecture)
+        properties = types.SimpleNamespace(multi_processor_count=SMS, L2_cache_size=1 << 18)
+        for attribute, value in {
+            "init": lambda: None,
+            "synchronize": lambda device=None: None,
+            "current_stream": lambda: types.SimpleNamespace(cuda_stream=0),
+            "get_device_properties": lambda device: properties,
+            "mem_get_info": lambda device: (6 << 20, 1 << 30),
+            "Event": FakeEvent,
+        }.items():
+            monkeypatch.setattr(torch.cuda, attribute, value)
+        monkeypatch.setattr(probe_run, "load_kernel", lambda cubin, entry, smem_bytes, device: kernel)
+        monkeypatch.setattr(probe_run, "shared_memory_per_sm", lambda device: 100 << 10)
+        monkeypatch.setattr(probe_run, "read_state", lambda index: GpuState(clock_mhz=1500.0, power_w=float(index)))
+        monkeypatch.setattr(Path, "read_bytes", lambda path: b"")
+        return kernel, run_probe(name, Path("kernel.cubin"), 3, torch.device("cpu"))
+
+    return start
+
+
+def test_a_workers_answer_about_an_accumulator(emulated_card):
+    kernel, answer = emulated_card("wgmma_e4m3f32_ss_bits", 90)
+    alone, added = (np.array(answer[name], np.float32) for name in ("alone", "with_products"))
+    assert read_accumulators(alone, added) == FP22
+    assert kernel.grids == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["ex2", "mma_s8", "dram", "l2"])
+def test_a_workers_answer_about_a_rate(emulated_card, name):
+    probe = PROBES[name]
+    kernel, answer = emulated_card(name)
+    assert set(kernel.grids) == {SMS * probe.blocks_per_sm}
+    assert len(kernel.grids) == 1 + 5 + 5 + 1  # to size the loop, to settle, that count, to look
+    figures = answer["figures"]
+    assert figures["clock_mhz"] == pytest.approx(CYCLES / TURN_S / 1e6)
+    assert figures["per_clock"] == pytest.approx(figures["per_second"] / (SMS * figures["clock_mhz"] * 1e6))
+    assert (answer["nvml_mhz"], answer["power_w"], answer["power_limit_w"]) == (1500.0, 3.0, None)
+    if name == "dram":  # 6 MiB free: an eighth of it is copied, in whole steps of the grid
+        assert figures["per_second"] * TURN_S == pytest.approx(64 * 2 * (786432 // (6 * 2048 * 16)) * 6 * 2048 * 16)
