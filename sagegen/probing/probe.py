@@ -68,24 +68,23 @@ def probe_gpu(
         tell: gets a line about what is done.
 
     Raises:
-        BuildError, StoreError, ToolchainError: as `build_batch`.
-        WorkerError: the worker cannot start.
+        BuildError, StoreError, ToolchainError, WorkerError: as `build_batch` and `Worker.run`.
     """
     tell(f"building {len(probes)} kernels for {device.arch}")
-    built = build_batch([render_probe(probe) for probe in probes], device.arch, store, toolkit)
+    built = build_batch(list(map(render_probe, probes)), device.arch, store, toolkit)
     gathered = _Gathered()
     for probe in probes:
-        made = built[render_probe(probe).name]
+        made = built[probe.name]
         if isinstance(made, BuildFailure):
             gathered.absent[probe.name] = f"did not compile: {made.reason}"
             continue
         tell(probe.name)
         reply = worker.run(ProbeJob(probe.name, str(made.cubin), device.index), TIMEOUT_S)
-        if reply.outcome != "ok":
+        if reply.outcome == "ok":
+            counts = count_opcodes(made.cubin.read_bytes(), kernel_entry(probe), compute_capability(device))
+            _gather(gathered, probe, counts, reply.data)
+        else:
             gathered.absent[probe.name] = f"{reply.outcome}: {reply.reason}"
-            continue
-        counts = count_opcodes(made.cubin.read_bytes(), kernel_entry(probe), compute_capability(device))
-        _gather(gathered, probe, counts, reply.data)
     return ProbeResult(
         schema=SCHEMA,
         gpu=device.gpu.name if device.gpu else device.product,
