@@ -38,7 +38,8 @@ def command(as_json: bool) -> None:
 
 
 def _known(gpu: Gpu) -> dict[str, object]:
-    return {field: getattr(gpu, field) for field in Gpu.__slots__ if field != "peaks"} | {"peaks": dict(gpu.peaks)}
+    table = (field for field in Gpu.__slots__ if field not in ("peaks", "measured"))
+    return {field: getattr(gpu, field) for field in table} | {"peaks": dict(gpu.peaks)}
 
 
 def _present(gpu: DetectedGpu) -> dict[str, object]:

@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": "Check tuned kernels against exact attention: this GPU or the emulator.",
     "ablate": "Compare the papers' techniques and number types by accuracy, each switched alone.",
     "bench": "Time tuned kernels against torch SDPA on this GPU.",
+    "probe": "Measure what the units of this GPU reach.",
 }
 
 

@@ -65,6 +65,8 @@ _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 @click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time. [all cores; two fewer while measuring]")
 @click.option("-o", "--output", type=RegistryFile(), metavar="FILE",
               help="Registry file to write. [<tuned folder>/<gpu>.yaml]")
+@click.option("--probe", "probe_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="What `sagegen probe -o FILE` measured on that GPU: the model prefers it to the table of GPUs.")
 @click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
               help="Self-test: add a candidate that crashes, hangs or does not compile.")
 @json_option
@@ -85,6 +87,7 @@ def command(
     device_count: int,
     jobs: int | None,
     output: Path | None,
+    probe_file: Path | None,
     plants: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -105,12 +108,13 @@ def command(
     from sagegen.cli.watch import Watcher
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
+    from sagegen.probing.result import measured_gpu
     from sagegen.registry import Saved, save_entries
     from sagegen.toolkit import find_toolkit
     from sagegen.tuning.incumbents import find_fine_incumbents, find_incumbents
     from sagegen.tuning.request import Request
 
-    gpu = find_gpu(gpu_name)
+    gpu = measured_gpu(find_gpu(gpu_name), probe_file)
     devices = [] if offline else find_devices(gpu, device_count)
     if not devices and not offline:
         click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)

@@ -13,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
 from sagegen.cubin import Resources, parse_resources, read_sections
 from sagegen.errors import BuildError, StoreError, ToolchainError
 from sagegen.interrupts import deferred_interrupts
-from sagegen.plan import ROLES, Role
-from sagegen.render import Source
 from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, read_record
 from sagegen.toolkit import Toolkit, find_ninja, find_toolkit
 
@@ -41,6 +39,32 @@ _KILL_AFTER_S = 5
 _POLL_S = 0.1
 
 
+class Source(Protocol):
+    """What is compiled: `render.Source`, or one with other kernels.
+
+    Attributes:
+        name: identity of the source.
+        text: one self-contained .cu.
+        sha256: of the text.
+        roles: its kernels; the last one is the one that counts.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def roles(self) -> tuple[str, ...]: ...
+
+    def entry(self, role: str) -> str:
+        """The extern "C" name of one of its kernels."""
+
+    def target(self, arch: str) -> str:
+        """What it is compiled for, to run on a GPU of `arch`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Built:
     """A compiled source.
@@ -49,7 +73,7 @@ class Built:
         arch: what it was compiled for, e.g. `sm_90a`.
         cubin: the file in the store.
         text_sha256: of the source text.
-        code_sha256: of the attention kernel's machine code alone; equal code runs equally fast.
+        code_sha256: of the last kernel's machine code alone, which is attention's; equal code runs equally fast.
         seconds: what nvcc took when it was compiled.
         nvcc: the toolkit's build string.
         cached: it was in the store already.
@@ -61,7 +85,7 @@ class Built:
     cubin_sha256: str
     text_sha256: str
     code_sha256: str
-    resources: Mapping[Role, Resources]
+    resources: Mapping[str, Resources]
     seconds: float
     nvcc: str
     cached: bool
@@ -139,13 +163,13 @@ def _build_all(sources: Sequence[Source], settings: _Settings) -> dict[str, Buil
     arch, store, toolkit = settings.arch, settings.store, settings.toolkit
     wanted = {source.name: (_source_key(source, arch, toolkit), source) for source in sources}
     results: dict[str, Built | BuildFailure] = {}
-    for name, (key, _) in wanted.items():
-        if built := _find_built(store, key):
+    for name, (key, source) in wanted.items():
+        if built := _find_built(store, key, source):
             results[name] = built
     while missing := [pair for name, pair in wanted.items() if name not in results]:
         with ExitStack() as locks:
             held = [pair for pair in missing if _try_lock(store, pair[0], locks)]
-            found = {source.name: _find_built(store, key) for key, source in held}
+            found = {source.name: _find_built(store, key, source) for key, source in held}
             results.update({name: built for name, built in found.items() if built})
             batch = [(key, source) for key, source in held if not found[source.name]]
             if batch:
@@ -170,13 +194,13 @@ def _try_lock(store: Store, key: Key, locks: ExitStack) -> bool:
     return True
 
 
-def _find_built(store: Store, key: Key) -> Built | None:
+def _find_built(store: Store, key: Key, source: Source) -> Built | None:
     folder = store.find(key)
     if folder is None:
         return None
     try:
         record = msgspec.convert(read_record(folder), _Record)
-        resources: dict[Role, Resources] = {role: record.resources[role] for role in ROLES}
+        resources = {role: record.resources[role] for role in source.roles}
     except (StoreError, msgspec.ValidationError, KeyError):
         store.discard(folder)  # somebody edited it; building again heals it
         return None
@@ -292,8 +316,8 @@ def _keep(
     resources = parse_resources(log)
     try:
         cubin = cubin_file.read_bytes()
-        code = read_sections(cubin)[f".text.{source.entry('attention')}"]
-        used = {role: asdict(resources[source.entry(role)]) for role in ROLES}
+        code = read_sections(cubin)[f".text.{source.entry(source.roles[-1])}"]
+        used = {role: asdict(resources[source.entry(role)]) for role in source.roles}
     except FileNotFoundError:
         return BuildFailure(source.name, "compile", "nvcc ended well but wrote no cubin", log)
     except (ValueError, KeyError) as error:
@@ -309,7 +333,7 @@ def _keep(
         "flags": [f"-arch={source.target(settings.arch)}", *FLAGS],
     }
     settings.store.publish(key, source.text, cubin, record)
-    built = _find_built(settings.store, key)
+    built = _find_built(settings.store, key, source)
     if built is None:
         raise BuildError(f"kernel {source.name} vanished from {settings.store.root} as it was built", "run it again")
     return replace(built, cached=False)

@@ -52,6 +52,10 @@ class RegistryError(SagegenError, ValueError):
     """A tuned registry file is malformed, of another schema version, or disagrees with its cubin."""
 
 
+class ProbeError(SagegenError, ValueError):
+    """A probe's file is malformed or of another GPU, or a probe's kernel gave what no GPU can give."""
+
+
 class StoreError(SagegenError, RuntimeError):
     """The kernel store cannot be written, or what it holds does not match its digest."""
 

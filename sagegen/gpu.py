@@ -7,12 +7,29 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from sagegen.errors import UnknownNameError
 
 _MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What `sagegen probe` measured on a GPU; what is absent was not measured, and the table holds.
+
+    Attributes:
+        matrix: 1e12 operations per second of the whole chip, sustained, by the name of a matrix probe (`mma_s8`).
+        units: results per clock and SM, by the name of a scalar probe (`ex2`).
+        dram_gbs: device memory, read and written bytes of a copy together, GB/s.
+        l2_bytes: that one SM reads from L2 per clock.
+    """
+
+    matrix: Mapping[str, float] = field(default_factory=dict)
+    units: Mapping[str, float] = field(default_factory=dict)
+    dram_gbs: float | None = None
+    l2_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +51,7 @@ class Gpu:
             `e4m3f32`, `f16f32`, `bf16f32` (FP32 accumulator). A kind that the chip has no unit for is absent.
         source: where the figures are from.
         siblings: GPUs whose tuned entries may be borrowed, best first.
+        measured: what a probe said; the model prefers it to the rest of the row. It is the same GPU with and without.
     """
 
     name: str
@@ -49,6 +67,7 @@ class Gpu:
     peaks: Mapping[str, float]
     source: str
     siblings: tuple[str, ...] = ()
+    measured: Rates = field(default=Rates(), compare=False)
 
     @property
     def compute_capability(self) -> int:

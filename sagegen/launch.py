@@ -221,3 +221,70 @@ def load_program(cubin: bytes, source_name: str, problem: Problem, config: Confi
         module=module,
         sms=sms,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of a cubin, loaded on one device; takes a struct by value.
+
+    Attributes:
+        module, function: the driver's handles.
+        smem_bytes: dynamic shared memory of a block.
+    """
+
+    name: str
+    module: Any
+    function: Any
+    smem_bytes: int
+
+    def launch(self, grid: int, threads: int, params: bytes, stream: int) -> None:
+        """Launch `grid` blocks of `threads` on `stream`; `params` are the struct's bytes.
+
+        Raises:
+            DriverError: the launch was refused.
+        """
+        driver = _driver()
+        buffer = ctypes.create_string_buffer(params, len(params))
+        pointer = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))  # the driver copies what it points at
+        sizes = (grid, 1, 1, threads, 1, 1, self.smem_bytes)
+        result = driver.cuLaunchKernel(self.function, *sizes, driver.CUstream(stream), ctypes.addressof(pointer), 0)
+        _check(result, f"launching {self.name}")
+
+    def unload(self) -> None:
+        """Give the module's memory back; the kernel is unusable afterwards."""
+        _check(_driver().cuModuleUnload(self.module), f"unloading {self.name}")
+
+
+def load_kernel(cubin: bytes, entry: str, smem_bytes: int, device: int) -> Kernel:
+    """Load the kernel `entry` of `cubin` into torch's primary context of `device`.
+
+    Args:
+        smem_bytes: dynamic shared memory that a block of it shall have.
+
+    Raises:
+        DriverError: no usable driver, the cubin is for another architecture, or the device has not so much memory.
+    """
+    if problem_text := driver_problem():
+        raise DriverError(problem_text, _DRIVER_REMEDY)
+    import torch
+
+    driver = _driver()
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    with torch.cuda.device(device):
+        torch.cuda.current_stream()  # makes the primary context current in this thread
+        torch.cuda.synchronize()
+        module = _check(driver.cuModuleLoadData(cubin), f"loading {entry}")
+        function = _check(driver.cuModuleGetFunction(module, entry.encode()), f"looking up {entry}")
+        _check(
+            driver.cuFuncSetAttribute(function, attribute, smem_bytes),
+            f"reserving {smem_bytes} bytes of shared memory for {entry}",
+        )
+    return Kernel(entry, module, function, smem_bytes)
+
+
+def shared_memory_per_sm(device: int) -> int:
+    """Bytes of shared memory of one SM of the CUDA device, whose context exists."""
+    driver = _driver()
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+    handle = _check(driver.cuDeviceGet(device), f"asking for device {device}")
+    return int(_check(driver.cuDeviceGetAttribute(attribute, handle), "asking for an SM's shared memory"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +20,7 @@ from sagegen.layout import (
     make_layout,
     round_up,
 )
-from sagegen.plan import Role
+from sagegen.plan import ROLES
 from sagegen.problem import Problem
 from sagegen.space import Config
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 #: Whose bodies the device layer has: CUDA's, or plain C++ for the emulator.
 Target = Literal["cuda", "host"]
 
-_Products = tuple[tuple[str, int], ...]
+#: Forms (operand types, where they lie) and columns.
+WgmmaProducts = tuple[tuple[str, int], ...]
 
 _LAYER_BEGIN = "// ---- device layer: begin ({}) ----\n"
 _LAYER_END = "// ---- device layer: end ----\n"
@@ -62,7 +64,12 @@ class Source:
     def sha256(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
-    def entry(self, role: Role) -> str:
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Its kernels in launch order."""
+        return ROLES
+
+    def entry(self, role: str) -> str:
         """The extern "C" name of one of its kernels."""
         return entry_name(role, self.name)
 
@@ -75,7 +82,7 @@ def source_name(problem: Problem, config: Config) -> str:
     return f"{problem.name}_{config.name}"
 
 
-def entry_name(role: Role, name: str) -> str:
+def entry_name(role: str, name: str) -> str:
     return f"{role}_{name}"
 
 
@@ -90,31 +97,44 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
     """
     named = Source(source_name(problem, config), problem, config, text="")
     layout = make_layout(config, problem)
-    includes = _device_layer(problem, config)
-    products = _wgmma_products(problem, config)
-    text = (
-        _environment()
-        .get_template(f"attention_{config.family}.cu.j2")
-        .render(
-            source=named,
-            problem=problem,
-            config=config,
-            layout=layout,
-            quantizes_v=config.quantizes_v,
-            pv_doc=_PV_DOC[config.pv],
-            device_layer=includes,
-            fields=FIELDS,
-            k_groups=K_GROUPS,
-            quantize_threads=QUANTIZE_THREADS,
-            v_stage_offset=round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
-            barrier_bytes=BARRIER_BYTES,
-            wgmma_products=products,
-            query_warps=QUERY_WARPS,
-        )
-    )
-    if target == "host":
-        text = _swap_device_layer(text, includes, products, named.name)
+    values = {
+        "source": named,
+        "problem": problem,
+        "config": config,
+        "layout": layout,
+        "quantizes_v": config.quantizes_v,
+        "pv_doc": _PV_DOC[config.pv],
+        "fields": FIELDS,
+        "k_groups": K_GROUPS,
+        "quantize_threads": QUANTIZE_THREADS,
+        "v_stage_offset": round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
+        "barrier_bytes": BARRIER_BYTES,
+        "query_warps": QUERY_WARPS,
+    }
+    layer = DeviceLayer(_device_layer(problem, config), _wgmma_products(problem, config))
+    text = render_template(f"attention_{config.family}.cu.j2", named.name, layer, target, values)
     return Source(named.name, problem, config, text)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    """The include files that a text uses, in order, and the wgmma products in them: form and columns."""
+
+    includes: Sequence[str]
+    wgmma_products: WgmmaProducts = ()
+
+
+def render_template(template: str, name: str, layer: DeviceLayer, target: Target, values: Mapping[str, object]) -> str:
+    """The text of one template.
+
+    Args:
+        template: a file of templates/, which has the device layer between its marker lines.
+        name: of the source, for the compiler's line table.
+        values: what the template names, beside the device layer.
+    """
+    includes, products = layer.includes, layer.wgmma_products
+    text = _environment().get_template(template).render(values, device_layer=includes, wgmma_products=products)
+    return _swap_device_layer(text, layer, name) if target == "host" else text
 
 
 def _device_layer(problem: Problem, config: Config) -> list[str]:
@@ -150,7 +170,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
     return names
 
 
-def _wgmma_products(problem: Problem, config: Config) -> _Products:
+def _wgmma_products(problem: Problem, config: Config) -> WgmmaProducts:
     """The wgmma shapes of a config: form and columns."""
     if config.family != "wgmma":
         return ()
@@ -158,12 +178,12 @@ def _wgmma_products(problem: Problem, config: Config) -> _Products:
     return (("s8_ss", config.block_k), ("e4m3_rs", problem.head_dim + ones))
 
 
-def _swap_device_layer(text: str, includes: list[str], products: _Products, name: str) -> str:
-    """`text` with the host bodies of `includes` between its markers; lines after them keep their numbers."""
+def _swap_device_layer(text: str, layer: DeviceLayer, name: str) -> str:
+    """`text` with the host bodies of `layer` between its markers; lines after them keep their numbers."""
     before, rest = text.split(_LAYER_BEGIN.format("cuda"))
     cuda_layer, after = rest.split(_LAYER_END)
     end_line = 2 + (before + cuda_layer).count("\n")
-    bodies = "\n".join(_read_include("host", include, products) for include in (*_HOST_HEADERS, *includes))
+    bodies = "\n".join(_read_include("host", file) for file in (*_HOST_HEADERS, *layer.includes))
     lines = f'#line 1 "device_layer"\n{bodies}\n#line {end_line} "{name}.cu"\n'
     return f"{before}{_LAYER_BEGIN.format('host')}{lines}{_LAYER_END}{after}"
 
@@ -172,7 +192,7 @@ def _read_template(name: str) -> str:
     return importlib.resources.files("sagegen.templates").joinpath(name).read_text(encoding="utf-8")
 
 
-def _read_include(target: Target, name: str, products: _Products = ()) -> str:
+def _read_include(target: Target, name: str, products: WgmmaProducts = ()) -> str:
     """One file of the device layer; `wgmma` is a template, since its instructions spell out every register."""
     if (target, name) == ("cuda", "wgmma"):
         template = _environment().get_template(f"include/{target}/{name}.cuh.j2")

@@ -141,9 +141,26 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="j
     problem: str
 
 
+class Probe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="probe"):
+    """Runs the kernel of one of `sagegen probe`'s probes.
+
+    Answers `{figures: probing.timing.Figures, nvml_mhz, power_w, power_limit_w}`, or of an accumulator probe
+    `{alone: [...], with_products: [...]}`: D of a product of zeros and of products that sum to 1.
+
+    Attributes:
+        probe: its name.
+        cubin: path.
+        gpu_index: NVML's index of the worker's GPU.
+    """
+
+    probe: str
+    cubin: str
+    gpu_index: int
+
+
 #: Says which candidate is about to run, by its source name, or which peer.
 Tell = Callable[[str], None]
-Job = Union[Ping, Gate, Screen, Finals, Race, Host]  # noqa: UP007 - msgspec resolves it at run time on 3.10
+Job = Union[Ping, Gate, Screen, Finals, Race, Host, Probe]  # noqa: UP007 - msgspec resolves it at run time on 3.10
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,8 @@ from sagegen.measuring import bench, rivals
 from sagegen.measuring.call import BoundCall, bind_call
 from sagegen.measuring.gate import Cases, run_gate
 from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, load_captured
-from sagegen.measuring.jobs import Candidate, Finals, Gate, Host, Job, Ping, Race, Reply, Screen, Tell
+from sagegen.measuring.jobs import Candidate, Finals, Gate, Host, Job, Ping, Probe, Race, Reply, Screen, Tell
+from sagegen.probing.run import run_probe
 from sagegen.problem import Problem, Shape, parse_problem
 from sagegen.runtime.op import attention
 from sagegen.space import parse_config
@@ -55,6 +56,9 @@ class Bench:
                 return self._host(job)
             if isinstance(job, Race):
                 return self._race(job, tell)
+            if isinstance(job, Probe):
+                tell(job.probe)
+                return Reply("ok", data=run_probe(job.probe, Path(job.cubin), job.gpu_index, self._device))
             return self._finals(job, tell)
         except LoadError as error:
             return Reply("launch", str(error))

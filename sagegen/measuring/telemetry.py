@@ -1,4 +1,4 @@
-"""What NVML says of a GPU while it is measured: clocks, power limit, and who else uses it."""
+"""What NVML says of a GPU while it is measured: clocks, power and its limit, and who else uses it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ class GpuState:
         power_limit_w: enforced power limit.
         processes: ids of processes with a CUDA context on it, as far as NVML sees them (a container may hide them).
         busy_percent: share of the last sample period in which a kernel ran.
+        power_w: what it draws, on many GPUs as the mean of the last second.
     """
 
     clock_mhz: float | None = None
     power_limit_w: float | None = None
     processes: tuple[int, ...] = ()
     busy_percent: int | None = None
+    power_w: float | None = None
 
 
 def read_state(gpu_index: int) -> GpuState:
@@ -43,7 +45,8 @@ def read_state(gpu_index: int) -> GpuState:
             return answer
 
         clock = ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM)
-        power = ask("nvmlDeviceGetEnforcedPowerLimit")
+        limit = ask("nvmlDeviceGetEnforcedPowerLimit")
+        power = ask("nvmlDeviceGetPowerUsage")
         processes = ask("nvmlDeviceGetComputeRunningProcesses")
         rates = ask("nvmlDeviceGetUtilizationRates")
     except pynvml.NVMLError:
@@ -52,9 +55,10 @@ def read_state(gpu_index: int) -> GpuState:
         pynvml.nvmlShutdown()
     return GpuState(
         clock_mhz=float(clock) if isinstance(clock, int) else None,
-        power_limit_w=power / 1000 if isinstance(power, int) else None,
+        power_limit_w=limit / 1000 if isinstance(limit, int) else None,
         processes=tuple(int(p.pid) for p in processes) if isinstance(processes, list) else (),
         busy_percent=int(getattr(rates, "gpu", 0)) if rates is not None else None,
+        power_w=power / 1000 if isinstance(power, int) else None,
     )
 
 

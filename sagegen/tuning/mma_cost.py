@@ -1,4 +1,7 @@
-"""What a tile of the `mma` family costs: counted instructions at rates per clock and SM, measured on an H200."""
+"""What a tile of the `mma` family costs: counted instructions at rates per clock and SM.
+
+The rates were measured on an H200; what a probe of the GPU says goes before them.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,7 @@ def _unit_clocks(tile: Tile) -> dict[str, float]:
 
     converts = config.conversion == "i2f"
     half_rate = scores * (2 if converts else 1)  # row maximum, I2F
+    rate = tile.gpu.measured.units.get
     # scale-and-subtract FFMA, row sum FADD; the magic bias is the first MMA's constant operand and costs nothing
     full_rate = scores * 2 + config.block_q * head_dim * _output_updates(config, tile.tiles)
     packed_cvt = scores / 2
@@ -51,8 +55,12 @@ def _unit_clocks(tile: Tile) -> dict[str, float]:
     )
     return {
         "matrix": products / matrix_rate(tile.gpu, "s8") + products / matrix_rate(tile.gpu, config.pv),
-        "mufu": scores / _MUFU,
-        "half_rate": half_rate / _HALF_RATE + packed_cvt / (_CVT_E4M3 if config.quantizes_v else _HALF_RATE),
+        "mufu": scores / rate("ex2", _MUFU),
+        "half_rate": (
+            scores / rate("max", _HALF_RATE)
+            + converts * scores / rate("i2f", _HALF_RATE)
+            + packed_cvt / (rate("pack_e4m3", _CVT_E4M3) if config.quantizes_v else rate("pack_half2", _HALF_RATE))
+        ),
         "issue": warp_instructions / _SCHEDULERS,
         "shared": (shared_bytes + layout.stage_bytes) / SMEM_BYTES,
     }

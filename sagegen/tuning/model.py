@@ -2,7 +2,8 @@
 
 A first, static model. It counts what one K/V tile costs each unit of an SM, lets the resident warps overlap the units,
 and lays the tiles out in waves. Its use is order, not absolute time. Rates per clock and SM were measured on an H200
-("hardware.md" of the design notes) unless a line says otherwise; matrix rates and clocks come from the GPU table.
+("hardware.md" of the design notes) unless a line says otherwise; matrix rates and clocks come from the GPU table. What
+a probe measured on the GPU (`Gpu.measured`) goes before both.
 """
 
 from __future__ import annotations
@@ -142,8 +143,8 @@ def predict(config: Config, problem: Problem, shape: Shape, gpu: Gpu, measured: 
     spill_bytes = measured.spill_bytes if measured else 0
     cost = family.tile_cost(Tile(config, problem, grid.layout, gpu, mean_tiles, spill_bytes))
     visits = grid.blocks * mean_tiles
-    l2_us = visits * grid.layout.stage_bytes / (_L2_BYTES * gpu.sms) / gpu.boost_mhz
-    dram_us = _dram_bytes(grid) / (gpu.bandwidth_gbs * 1e3)
+    l2_us = visits * grid.layout.stage_bytes / ((gpu.measured.l2_bytes or _L2_BYTES) * gpu.sms) / gpu.boost_mhz
+    dram_us = _dram_bytes(grid) / ((gpu.measured.dram_gbs or gpu.bandwidth_gbs) * 1e3)
     return Prediction(
         kernel_us=max((_grid_clocks(grid, cost) + _query_clocks(grid)) / gpu.boost_mhz, l2_us, dram_us),
         quantize_us=_quantize_us(config, problem, shape, gpu),
@@ -222,4 +223,4 @@ def _quantize_us(config: Config, problem: Problem, shape: Shape, gpu: Gpu) -> fl
     if config.quantizes_v:
         rows["v"] = shape.heads_kv * shape.kv_len
     moved = shape.batch * problem.head_dim * sum(_QUANTIZED_BYTES[name] * count for name, count in rows.items())
-    return moved / (gpu.bandwidth_gbs * 1e3 * _DRAM_SHARE)
+    return moved / ((gpu.measured.dram_gbs or gpu.bandwidth_gbs * _DRAM_SHARE) * 1e3)

@@ -46,6 +46,15 @@ class TileCost:
 
 
 def matrix_rate(gpu: Gpu, kind: str) -> float:
-    """Operations per clock and SM of mma.sync `kind`; e4m3 is emulated where the GPU table has no rate for it."""
-    peak = gpu.peaks[kind] if kind in gpu.peaks else gpu.peaks["f16f32"] * _EMULATED_E4M3
-    return peak * 1e6 / (gpu.sms * gpu.boost_mhz)
+    """Operations per clock and SM of mma.sync `kind`: as probed, else by the GPU table.
+
+    e4m3 is emulated where the table has no rate for it.
+    """
+    probed = gpu.measured.matrix.get(f"mma_{kind}")
+    peak = probed or (gpu.peaks[kind] if kind in gpu.peaks else gpu.peaks["f16f32"] * _EMULATED_E4M3)
+    return per_clock(gpu, peak)
+
+
+def per_clock(gpu: Gpu, tops: float) -> float:
+    """Operations per clock and SM of the whole chip's 1e12 operations per second, at the boost clock."""
+    return tops * 1e6 / (gpu.sms * gpu.boost_mhz)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from sagegen.gpu import Gpu
 from sagegen.problem import Problem
 from sagegen.space import WgmmaConfig
-from sagegen.tuning.tile_cost import SMEM_BYTES, Tile, TileCost, matrix_rate
+from sagegen.tuning.tile_cost import SMEM_BYTES, Tile, TileCost, matrix_rate, per_clock
 
 #: wgmma's operations per clock and SM on an H200: 1929 and 1708 TOPS.
 _WGMMA_RATES = {"s8": 7380.0, "e4m3f32": 6535.0}
+#: The probes that measure the same: A in shared memory, and in registers as P is.
+_PROBES = {"s8": "wgmma_s8_ss_n128", "e4m3f32": "wgmma_e4m3f32_rs_n128"}
 #: A chip whose mma.sync has less is capped, and wgmma is no faster there (H20).
 _UNCAPPED_MMA_S8 = 4000.0
 _LANES = 128  # results per clock and SM of a full-rate instruction
@@ -36,7 +38,9 @@ def wgmma_registers(config: WgmmaConfig, problem: Problem) -> int:
 
 
 def wgmma_rate(gpu: Gpu, kind: str) -> float:
-    """Operations per clock and SM of wgmma `kind`."""
+    """Operations per clock and SM of wgmma `kind`: as probed, else the H200's, or mma.sync's of a capped chip."""
+    if probed := gpu.measured.matrix.get(_PROBES[kind]):
+        return per_clock(gpu, probed)
     mma_s8 = matrix_rate(gpu, "s8")
     return mma_s8 if mma_s8 < _UNCAPPED_MMA_S8 else _WGMMA_RATES[kind]
 

@@ -19,6 +19,7 @@ from sagegen.cli.values import Duration
 from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.errors import BuildError, WorkerError
 from sagegen.gpu import DetectedGpu, find_gpu
+from sagegen.probing.result import SCHEMA, Machine, ProbeResult, Rate, dump_result
 from sagegen.problem import TUNED_LENGTHS, Problem
 from sagegen.registry import load_registry, save_entries
 from sagegen.rules import Target, default_config
@@ -353,6 +354,20 @@ def test_json_is_the_whole_of_stdout(stage: Stage) -> None:
     assert answer["outcomes"] == {"ok": 3, "crash": 1}
     assert answer["entries"][0]["figures"]["kernel_us"] == 512.25
     assert answer["path"] == str(stage.registry)
+
+
+def test_a_probes_file_gives_the_gpu_its_rates_and_is_that_gpu_all_the_same(stage: Stage, tmp_path: Path) -> None:
+    machine = Machine(product="NVIDIA L20", sms=92, driver="580.1", nvcc="V13", power_limit_w=275.0, date="2026-11-30")
+    rate = Rate(unit="results", per_clock=15.5, per_second=3.6, low=3.5, high=3.7, clock_mhz=2520.0, nvml_mhz=None,
+                power_w=None, emulated=False, sass="256 MUFU")  # fmt: skip
+    probed = ProbeResult(schema=SCHEMA, gpu="l20", machine=machine, rates={"ex2": rate}, accumulators={})
+    file = tmp_path / "probe.yaml"
+    file.write_text(dump_result(probed))
+    stage.present = [PRESENT["l20"]]
+    assert stage.invoke("--gpu", "l20", "--probe", str(file)).exit_code == 0
+    assert stage.kind == "measured"
+    assert stage.requests[0].gpu == L20
+    assert stage.requests[0].gpu.measured.units == {"ex2": 15.5}
 
 
 def test_plants_reach_the_run_and_stay_out_of_the_help(stage: Stage) -> None:

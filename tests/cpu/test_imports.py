@@ -75,11 +75,20 @@ ORDER = (
     "measuring.bench",
     "measuring.verdict",
     "measuring.telemetry",
+    "probing.probes",
+    "probing.source",
+    "probing.sass",
+    "probing.accumulator",
+    "probing.timing",
+    "probing.result",
+    "probing.report",
+    "probing.run",
     "measuring.cudnn_fp8",
     "measuring.rivals",
     "measuring.measure",
     "measuring.worker_main",
     "measuring.worker",
+    "probing.probe",
     "measuring.subjects",
     "measuring.comparison",
     "measuring.contenders",
@@ -145,7 +154,7 @@ SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options"
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("ablation", "emulator", "measuring", "runtime", "tuning")
+PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 

@@ -31,11 +31,12 @@ def test_figures_that_the_driver_refuses_are_none_and_the_others_stay(monkeypatc
         ("nvmlDeviceGetHandleByIndex", lambda index: index),
         ("nvmlDeviceGetClockInfo", refuse),
         ("nvmlDeviceGetEnforcedPowerLimit", lambda handle: 700_000),
+        ("nvmlDeviceGetPowerUsage", lambda handle: 543_210),
         ("nvmlDeviceGetComputeRunningProcesses", lambda handle: [types.SimpleNamespace(pid=4711)]),
         ("nvmlDeviceGetUtilizationRates", lambda handle: types.SimpleNamespace(gpu=98)),
     ):
         monkeypatch.setattr(pynvml, name, answer)
-    assert read_state(0) == GpuState(None, 700.0, (4711,), 98)
+    assert read_state(0) == GpuState(None, 700.0, (4711,), 98, 543.21)
 
 
 @pytest.mark.parametrize(
