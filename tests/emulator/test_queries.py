@@ -19,6 +19,7 @@ pytestmark = pytest.mark.emulator
 H200 = find_gpu("h200")
 EXACT = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu_laearly"
 PACKED = "wgmma_c2_bk256_st2_scplain_acone_ks256_rsskip_suones_expacked"
+MIXED = "wgmma_c2_bk256_st2_scplain_acone_ks256_rsskip_suones_exmixed4_laearly"
 #: heads_q, heads_kv, q_len, kv_len: less than a tile, whole tiles, one row more, several works per block.
 SHAPES = ((2, 1, 1, 70), (2, 2, 384, 40), (6, 2, 193, 130))
 
@@ -41,8 +42,8 @@ def draw(problem: Problem, shape: tuple[int, int, int, int]) -> tuple[torch.Tens
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(
     ("config_name", "problem"),
-    [(EXACT, Problem(128, "bf16", False)), (PACKED, Problem(64, "fp16", True))],
-    ids=["exact", "packed"],
+    [(EXACT, Problem(128, "bf16", False)), (PACKED, Problem(64, "fp16", True)), (MIXED, Problem(64, "bf16", False))],
+    ids=["exact", "packed", "mixed"],
 )
 def test_outputs_are_bitwise_those_of_the_quantizing_kernel(
     problem: Problem, config_name: str, shape: tuple[int, int, int, int]
