@@ -73,7 +73,7 @@ class Built:
         arch: what it was compiled for, e.g. `sm_90a`.
         cubin: the file in the store.
         text_sha256: of the source text.
-        code_sha256: of the last kernel's machine code alone, which is attention's; equal code runs equally fast.
+        code_sha256: of the machine code of all kernels, whatever they are called; equal code takes equally long.
         seconds: what nvcc took when it was compiled.
         nvcc: the toolkit's build string.
         cached: it was in the store already.
@@ -316,7 +316,8 @@ def _keep(
     resources = parse_resources(log)
     try:
         cubin = cubin_file.read_bytes()
-        code = read_sections(cubin)[f".text.{source.entry(source.roles[-1])}"]
+        sections = read_sections(cubin)
+        code = b"".join(sections[f".text.{source.entry(role)}"] for role in source.roles)
         used = {role: asdict(resources[source.entry(role)]) for role in source.roles}
     except FileNotFoundError:
         return BuildFailure(source.name, "compile", "nvcc ended well but wrote no cubin", log)

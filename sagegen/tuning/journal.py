@@ -76,7 +76,7 @@ class Record:
         gpu, product, driver, nvcc: where it was built and measured.
         protocol: number of the measuring protocol; times of different numbers are not compared.
         text_sha256: digest of the rendered source.
-        cubin_sha256, code_sha256: digests of the cubin and of its attention kernel's machine code; empty if not built.
+        cubin_sha256, code_sha256: digests of the cubin and of its kernels' machine code; empty if not built.
         samples: one per tuned length; empty unless the outcome is `ok`.
         figures: accuracy of each input kind, figure name to value.
         resources: of each kernel role, as ptxas reports them.

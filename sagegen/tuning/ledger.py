@@ -105,7 +105,7 @@ class Ledger:
         return min(1.0, min(self._asked[problem] for problem in self.searchers) / self._trials)
 
     def with_equal_code(self, variant: Variant, built: Built) -> Record | None:
-        """An earlier success whose attention kernel is the same machine code."""
+        """An earlier success whose kernels are the same machine code, and so whose call takes as long."""
         return self._by_code.get((variant.problem, built.code_sha256))
 
     def enter(

@@ -15,8 +15,9 @@ from sagegen.cubin import read_sections
 from sagegen.env import read_env
 from sagegen.gpu import GPUS
 from sagegen.problem import Problem
-from sagegen.render import Source
+from sagegen.render import Source, render
 from sagegen.rules import Target, default_config
+from sagegen.space import parse_config
 from sagegen.store import Store, read_cubin
 from sagegen.toolkit import Toolkit, find_toolkit
 
@@ -142,3 +143,13 @@ def test_the_cubin_is_elf_with_one_code_section_per_kernel(tmp_path: Path, toolk
         ".text.attention_k",
     }
     assert len(sections[".text.attention_k"]) % 128 == 0  # ptxas pads code to its alignment
+
+
+def test_configs_with_another_quantizer_are_other_code(tmp_path: Path, toolkit: Toolkit) -> None:
+    """The attention kernel of a scale per warp's rows can be that of a scale per thread's; the call is not as long."""
+    name = "mma_bq128_bk64_w4_st2_pvbf16f32_ad0_cvi2f_gr{}_qs32_ks64_rsskip_qosmem_mb1"
+    store, problem = Store(tmp_path), Problem(64, "bf16", False)
+    thread, warp = (build(store, toolkit, render(problem, parse_config(name.format(g)))) for g in ("thread", "warp"))
+    assert isinstance(thread, Built)
+    assert isinstance(warp, Built)
+    assert thread.code_sha256 != warp.code_sha256
