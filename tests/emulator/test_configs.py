@@ -7,20 +7,15 @@ bits now and then round one P, or one output, to its neighbour.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import jinja2
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jinja2 import nodes
 
-import sagegen.templates
 from sagegen.measuring.call import Allocator, bind_call, call_program
 from sagegen.measuring.inputs import DTYPES as TORCH_DTYPES
 from sagegen.measuring.inputs import INPUT_KINDS, Inputs, draw_normal
@@ -58,29 +53,6 @@ def test_every_value_of_every_parameter_has_a_variant(family, variants):
 
 def test_every_precision_has_a_variant(variants):
     assert {variant.problem.precision for variant in variants} == set(PRECISIONS)
-
-
-def template_conditions():
-    """Every condition of the templates on what is rendered, but those on loop variables."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
-    for path in sorted(Path(sagegen.templates.__file__).parent.glob("*.cu.j2")):
-        for node in environment.parse(path.read_text()).find_all((nodes.If, nodes.CondExpr)):
-            output = nodes.Output([node.test])
-            if {"field", "loop"}.isdisjoint(name.name for name in output.find_all(nodes.Name)):
-                template = nodes.Template([output], lineno=1).set_environment(environment)
-                condition = jinja2.Template.from_code(environment, environment.compile(template), {})
-                yield pytest.param(condition, id=f"{path.name}:{node.lineno}")
-
-
-@pytest.mark.parametrize("condition", list(template_conditions()))
-def test_every_condition_of_the_templates_is_met_and_not_met(condition, variants):
-    found = set()
-    for variant in variants:
-        # a parameter that the config's family lacks
-        with contextlib.suppress(jinja2.UndefinedError):
-            config = variant.config
-            found.add(condition.render(problem=variant.problem, config=config, quantizes_v=config.quantizes_v))
-    assert found == {"False", "True"}
 
 
 # --- what a call is
