@@ -1,13 +1,16 @@
 """The launch ABI: the one parameter struct that all kernels of a source take by value.
 
-The templates render their C++ struct from FIELDS and the launch plan packs it from FIELDS, so both sides agree by
-construction. Changing the struct bumps LAUNCH_ABI, which every registry entry records.
+The templates render their C++ struct from `fields_of` a config and the launch plan packs it from the same, so both
+sides agree by construction. Changing a member that older configs have bumps LAUNCH_ABI, which every registry entry
+records; members that only a new feature needs are appended for its configs alone.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+
+from sagegen.space import Config
 
 LAUNCH_ABI = 1
 
@@ -61,26 +64,45 @@ SCALARS = (
     Field("padding", "int32_t", "keeps the size a multiple of 8"),
 )
 FIELDS = POINTERS + OFFSETS + STRIDES + COUNTS + SCALARS
+#: Of kernels that smooth Q, after the others.
+SMOOTH_Q_FIELDS = (
+    Field("q_means_offset", "int64_t", "means of Q's spans, 16 bits, as MMA operands: 16 spans of a KV head at a time"),
+    Field("deltas_offset", "int64_t", "delta S per span of queries and key, as the threads of a quad read it"),
+    Field("delta_scales_offset", "int64_t", "float per span of queries: scale of its delta S in 16 bits"),
+)
 
 _CODES = {"int64_t": "q", "int32_t": "i", "float": "f"}
 
 #: The six pointers change with every call; the rest is fixed by shape and strides and packed once.
 POINTER_STRUCT = struct.Struct(f"<{len(POINTERS)}Q")
 CONSTANT_STRUCT = struct.Struct("<" + "".join(_CODES[f.c_type] for f in FIELDS[len(POINTERS) :]))
+_SMOOTH_Q_STRUCT = struct.Struct(CONSTANT_STRUCT.format + "".join(_CODES[f.c_type] for f in SMOOTH_Q_FIELDS))
 PARAMS_BYTES = POINTER_STRUCT.size + CONSTANT_STRUCT.size
 
-
 _CONSTANT_NAMES = tuple(f.name for f in FIELDS[len(POINTERS) :])
+_SMOOTH_Q_NAMES = tuple(f.name for f in SMOOTH_Q_FIELDS)
+
+
+def fields_of(config: Config) -> tuple[Field, ...]:
+    """The members of the struct that the kernels of `config` take."""
+    return FIELDS + SMOOTH_Q_FIELDS if config.smooths_q else FIELDS
 
 
 def pack_constants(values: dict[str, int | float]) -> bytes:
-    """The part of the struct after the pointers. `values` names every field of it but the padding."""
+    """The part of the struct after the pointers.
+
+    `values` names every field of it but the padding; either all or none of what only kernels that smooth Q have.
+    """
     complete = {"padding": 0, **values}
-    if set(complete) != set(_CONSTANT_NAMES):
-        raise KeyError(f"launch parameters missing or unknown: {sorted(set(complete) ^ set(_CONSTANT_NAMES))}")
-    return CONSTANT_STRUCT.pack(*(complete[name] for name in _CONSTANT_NAMES))
+    smooths_q = not set(_SMOOTH_Q_NAMES).isdisjoint(complete)
+    names = _CONSTANT_NAMES + _SMOOTH_Q_NAMES * smooths_q
+    if set(complete) != set(names):
+        raise KeyError(f"launch parameters missing or unknown: {sorted(set(complete) ^ set(names))}")
+    return (_SMOOTH_Q_STRUCT if smooths_q else CONSTANT_STRUCT).pack(*(complete[name] for name in names))
 
 
 def unpack_constants(constants: bytes) -> dict[str, int | float]:
     """What `pack_constants` was given, and the padding; floats come back rounded to FP32."""
-    return dict(zip(_CONSTANT_NAMES, CONSTANT_STRUCT.unpack(constants), strict=True))
+    smooths_q = len(constants) == _SMOOTH_Q_STRUCT.size
+    values = (_SMOOTH_Q_STRUCT if smooths_q else CONSTANT_STRUCT).unpack(constants)
+    return dict(zip(_CONSTANT_NAMES + _SMOOTH_Q_NAMES * smooths_q, values, strict=True))

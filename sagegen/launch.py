@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any
 
-from sagegen.abi import PARAMS_BYTES, POINTER_STRUCT
+from sagegen.abi import POINTER_STRUCT
 from sagegen.errors import DriverError
 from sagegen.layout import make_layout
 from sagegen.plan import ROLES, Launch, Plan, Role
@@ -96,8 +96,9 @@ class PreparedCall:
     _pointer: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self._buffer = ctypes.create_string_buffer(PARAMS_BYTES)
-        self._buffer[POINTER_STRUCT.size : PARAMS_BYTES] = self.plan.constants
+        size = POINTER_STRUCT.size + len(self.plan.constants)
+        self._buffer = ctypes.create_string_buffer(size)
+        self._buffer[POINTER_STRUCT.size : size] = self.plan.constants
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self._address = ctypes.addressof(self._pointer)
         self._calls = {launch.role: self._call(launch) for launch in self.plan.launches}

@@ -15,6 +15,11 @@ from sagegen.space import Config
 K_GROUPS = 4
 #: Token ranges that the statistics of K and V are reduced over before the quantizer combines them.
 MAX_SPLITS = 16
+#: Means of Q that one block of delta S multiplies with 128 keys: eight tiles of the matrix product.
+DELTA_MEANS = 128
+#: Keys of such a block, 16 for each warp, and means of a tile of the product.
+DELTA_KEYS = 128
+MEAN_TILE = 16
 #: Threads of the statistics and quantizing kernels: one warp per 16 rows of the largest query tile.
 QUANTIZE_THREADS = 256
 #: Alignment in bytes of workspace regions and of tiles in shared memory: the longest tile row, which swizzles rely on.
@@ -50,7 +55,10 @@ class Layout:
         k_record_bytes: K tile, its scales, then one bit per key that holds a NaN or Inf; what one bulk copy brings.
         v_tile_bytes: V tile in shared memory: e4m3 transposed, or the caller's 16-bit rows.
         v_record_bytes: quantized V tile and its bits of non-finite keys; 0 when V is not quantized.
-        stage_bytes: shared memory of one K and one V tile.
+        means_per_tile: spans of a query tile whose means are subtracted from Q; 0 where Q is not smoothed.
+        delta_bytes: delta S of a query tile and a key tile.
+        delta_offset: where a stage has it.
+        stage_bytes: shared memory of one K and one V tile, and their delta S.
         staged_q_bytes: shared memory of a work's queries as the caller has them; 0 where Q comes quantized.
         smem_bytes: dynamic shared memory of the attention kernel.
     """
@@ -61,6 +69,9 @@ class Layout:
     k_record_bytes: int
     v_tile_bytes: int
     v_record_bytes: int
+    means_per_tile: int
+    delta_bytes: int
+    delta_offset: int
     stage_bytes: int
     staged_q_bytes: int
     smem_bytes: int
@@ -76,7 +87,10 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     v_record = round_up(v_tile + key_bits, 16) if config.quantizes_v else 0
     align = WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN
     ones = 8 * config.block_k if config.row_sum == "ones" else 0
-    stage = round_up(k_record, align) + round_up(max(v_tile, v_record) + ones, align)
+    means_per_tile = config.block_q // config.mean_span if config.smooths_q else 0
+    delta = means_per_tile * config.block_k * (4 if config.delta == "f32" else 2)
+    delta_offset = round_up(k_record, align) + round_up(max(v_tile, v_record) + ones, align)
+    stage = delta_offset + round_up(delta, align)
     barriers = 0
     q_tile = config.block_q * problem.head_dim
     if config.family == "wgmma":  # and of two works: Q, its scales, and what belongs to the KV head
@@ -91,6 +105,9 @@ def make_layout(config: Config, problem: Problem) -> Layout:
         k_record_bytes=k_record,
         v_tile_bytes=v_tile,
         v_record_bytes=v_record,
+        means_per_tile=means_per_tile,
+        delta_bytes=delta,
+        delta_offset=delta_offset,
         stage_bytes=stage,
         staged_q_bytes=staged_q,
         smem_bytes=config.stages * stage + (q_tile if config.q_operand == "smem" else 0) + barriers,

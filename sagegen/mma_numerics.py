@@ -25,10 +25,15 @@ def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulato
         # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
         integers = operands.q8 @ operands.k8[:, :, keys].transpose(-1, -2)
         hidden = torch.arange(keys.start, keys.stop, device=out.device) > operands.last_key
-        scores = (integers * factor).masked_fill_(hidden, -math.inf)
+        scores = integers * factor
+        if operands.delta is not None:  # one FMA, rounded once
+            scores = (integers.double() * factor + operands.delta.of(keys)).float()
+        scores = scores.masked_fill_(hidden, -math.inf)
         grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
         anchor = grown.masked_fill(grown == -math.inf, 0)
-        weights = _weights(integers, factor, anchor - math.log2(unit), config).masked_fill_(hidden, 0)
+        floor = anchor - math.log2(unit)
+        weights = (scores - floor).exp2() if operands.delta else _weights(integers, factor, floor, config)
+        weights = weights.masked_fill_(hidden, 0)
         decay = (peak - anchor).exp2()
         peak, total = grown, total * decay + weights.sum(-1, keepdim=True)
         out = _accumulate(out * decay, weights, operands.values[:, :, keys], config, accumulator)

@@ -59,6 +59,12 @@ def _spans(config: MmaConfig, _: Target) -> float:
     return max(config.k_span - config.block_k, config.q_span - config.block_q)
 
 
+def _smooth_q(config: MmaConfig, _: Target) -> float:
+    if not config.smooths_q:
+        return 0 if config.delta == "f32" else 1  # no delta S: one spelling only
+    return config.block_q % config.mean_span
+
+
 MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("pv_arch", "e4m3 matrix products need sm_89 or later", _pv_arch),
     Rule("pv_dtype", "P·V in 16 bits takes V as it is, so its type is the problem's dtype", _pv_dtype),
@@ -67,6 +73,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("rows_high", "more than 32 query rows per warp do not fit its registers", lambda c, _: c.rows_per_warp - 32),
     Rule("accum_depth", "FP8 sums are promoted within the tile; FP32 sums never are (0)", _accum_depth),
     Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans),
+    Rule("smooth_q", "whole spans of means in a query tile; delta S has a type where Q is smoothed", _smooth_q),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
     Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency),
@@ -95,4 +102,7 @@ def default_mma_config(target: Target) -> MmaConfig:
         # 16 registers less than in registers: no spills, emulated FP8 on sm_90 included
         q_operand="smem" if native_fp8 else "reg",
         min_blocks=1,
+        mean_span=0,
+        delta="f32",
+        rotate="no",
     )

@@ -9,6 +9,7 @@ import torch
 
 from sagegen.problem import Problem
 from sagegen.quantizing import INT8_MAX, quantize_keys, quantize_queries, quantize_values
+from sagegen.smoothing import DeltaS, rotate, smooth_queries
 from sagegen.space import Config
 
 LOG2_E = math.log2(math.e)
@@ -29,6 +30,7 @@ class Operands:
         values: [batch, heads_kv, kv_len, dim]; V is v_scale * values + v_mean, both [batch, heads_kv, 1, dim].
         row: index in its own head, [rows, 1].
         last_key: that a row sees, [rows, 1].
+        delta: what the means of Q's spans add to the scores; None where Q is not smoothed.
         lse_bias: what K's mean adds to the lse, [batch, heads_kv, rows, 1].
         q_len: rows of a head.
         is_causal: whether `last_key` grows with the row.
@@ -45,6 +47,7 @@ class Operands:
     v_mean: torch.Tensor
     row: torch.Tensor
     last_key: torch.Tensor
+    delta: DeltaS | None
     lse_bias: torch.Tensor
     q_len: int
     is_causal: bool
@@ -91,8 +94,15 @@ def make_operands(
     centred = k.float() - mean
     k_peak = centred.abs().amax((2, 3), keepdim=True)
     least_q, least_k = _least_scales(k_peak, scale) if config.bounds_steps else (None, None)
-    q8, q_scale = quantize_queries(q.float(), config, None if least_q is None else least_q.repeat_interleave(group, 1))
-    k8, k_scale = quantize_keys(centred, config, least_k)
+    gamma_q, delta = q.float(), None
+    if config.smooths_q:
+        smoothed = smooth_queries(q, config)
+        gamma_q, delta = smoothed.gamma, _make_delta(smoothed.means, q.shape[2], centred, config, scale)
+    gamma_k = centred
+    if config.rotates:
+        gamma_q, gamma_k = rotate(gamma_q), rotate(gamma_k)
+    q8, q_scale = quantize_queries(gamma_q, config, None if least_q is None else least_q.repeat_interleave(group, 1))
+    k8, k_scale = quantize_keys(gamma_k, config, least_k)
     values, v_scale, v_mean = quantize_values(v, config)
     row = torch.arange(q.shape[2], device=q.device).repeat(group)[:, None]
     return Operands(
@@ -107,10 +117,25 @@ def make_operands(
         v_mean=v_mean,
         row=row,
         last_key=row + (kv_len - q.shape[2]) if problem.is_causal else torch.full_like(row, kv_len - 1),
+        delta=delta,
         lse_bias=q.float().reshape(*rows, head_dim) @ mean.transpose(-1, -2) * scale,
         q_len=q.shape[2],
         is_causal=problem.is_causal,
         want_lse=want_lse,
+    )
+
+
+def _make_delta(means: torch.Tensor, q_len: int, keys: torch.Tensor, config: Config, scale: float) -> DeltaS:
+    """Delta S of a call. `means`: [batch, heads_q, spans, dim]; `keys`: K less its mean."""
+    batch, heads_q, spans, head_dim = means.shape
+    group = heads_q // keys.shape[1]
+    own = torch.arange(q_len, device=means.device) // config.mean_span
+    return DeltaS(
+        means=means.reshape(batch, keys.shape[1], group * spans, head_dim),
+        span=torch.cat([own + head * spans for head in range(group)]),
+        keys=keys,
+        factor=scale * LOG2_E,
+        is_half=config.delta == "f16",
     )
 
 

@@ -8,7 +8,10 @@ from typing import Literal, Protocol
 from sagegen.abi import pack_constants
 from sagegen.errors import ArgumentError
 from sagegen.layout import (
+    DELTA_KEYS,
+    DELTA_MEANS,
     MAX_SPLITS,
+    MEAN_TILE,
     QUANTIZE_THREADS,
     REGION_ALIGN,
     Layout,
@@ -126,18 +129,25 @@ def make_plan(
     layout = make_layout(config, problem)
     kv_heads = shape.batch * shape.heads_kv
     q_heads = shape.batch * shape.heads_q
+    group = shape.heads_q // shape.heads_kv
     q_tiles = ceil_div(shape.q_len, config.block_q)
     q_rows = quantized_rows(config, shape.q_len) if config.q_quantizer == "kernel" else 0
     k_tiles = ceil_div(shape.kv_len, config.block_k)
     split_tokens = _split_tokens(kv_heads * config.measured_tensors, shape.kv_len)
     splits = ceil_div(shape.kv_len, split_tokens)
-    offsets, workspace = _place_regions(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
+    means = q_tiles * layout.means_per_tile  # of a query head
+    sizes = _region_sizes(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
+    if config.smooths_q:
+        sizes |= _smooth_q_sizes(problem, layout, q_heads, kv_heads, q_tiles, k_tiles)
+    offsets, workspace = _place_regions(sizes)
 
     quantize_blocks = q_heads * (q_rows // config.quantize_rows) + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
+    quantize_blocks += kv_heads * ceil_div(means * group, DELTA_MEANS) * ceil_div(shape.kv_len, DELTA_KEYS)
+    statistics_blocks = kv_heads * splits * config.measured_tensors + q_heads * means
     early = config.launch == "early"
     launches = (
         # never early: what the caller's kernels wrote must be there, and what they read must be done with
-        Launch("stats", kv_heads * splits * config.measured_tensors, QUANTIZE_THREADS, 0),
+        Launch("stats", statistics_blocks, QUANTIZE_THREADS, 0),
         Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0, starts_early=early),
         Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes, config.is_persistent, early),
     )
@@ -172,7 +182,7 @@ def _split_tokens(heads: int, kv_len: int) -> int:
     return round_up(ceil_div(kv_len, splits), _MIN_SPLIT_TOKENS)
 
 
-def _place_regions(
+def _region_sizes(
     problem: Problem,
     config: Config,
     layout: Layout,
@@ -182,21 +192,38 @@ def _place_regions(
     k_tiles: int,
     splits: int,
     want_lse: bool,
-) -> tuple[dict[str, int], int]:
-    """Offset of every workspace region, and the workspace's size."""
+) -> dict[str, int]:
+    """Bytes of every workspace region that all kernels have, in order."""
     rows = q_heads * q_rows
     channels = kv_heads * problem.head_dim
     counter = _COUNTER_BYTES if config.is_persistent else 0
-    sizes = {
+    return {
         "q_tiles_offset": rows * problem.head_dim,
         "q_scales_offset": rows * 4,
         "lse_bias_offset": rows * 4 if want_lse else 0,
         "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,
         "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
         "k_sums_offset": channels * splits * 4 * config.statistics,
-        "v_peaks_offset": channels * splits * 4 * config.statistics if config.quantizes_v else 0,
+        "v_peaks_offset": channels * splits * 4 * config.v_statistics if config.quantizes_v else 0,
         "v_scales_offset": channels * 4 * config.head_rows + counter if config.quantizes_v else 0,
     }
+
+
+def _smooth_q_sizes(
+    problem: Problem, layout: Layout, q_heads: int, kv_heads: int, q_tiles: int, k_tiles: int
+) -> dict[str, int]:
+    """Bytes of the regions that smoothing Q adds."""
+    means = q_tiles * layout.means_per_tile
+    rows = kv_heads * round_up(q_heads // kv_heads * means, MEAN_TILE)
+    return {
+        "q_means_offset": rows * problem.head_dim * 2,
+        "deltas_offset": q_heads * q_tiles * k_tiles * layout.delta_bytes,
+        "delta_scales_offset": q_heads * means * 4,
+    }
+
+
+def _place_regions(sizes: dict[str, int]) -> tuple[dict[str, int], int]:
+    """Offset of every workspace region, and the workspace's size."""
     offsets, end = {}, 0
     for name, size in sizes.items():
         offsets[name] = end

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from sagegen.abi import FIELDS
+from sagegen.abi import fields_of
 from sagegen.layout import (
     BARRIER_BYTES,
+    DELTA_KEYS,
+    DELTA_MEANS,
     K_GROUPS,
+    MEAN_TILE,
     QUANTIZE_THREADS,
     QUERY_WARPS,
     REGION_ALIGN,
@@ -104,12 +107,15 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "layout": layout,
         "quantizes_v": config.quantizes_v,
         "pv_doc": _PV_DOC[config.pv],
-        "fields": FIELDS,
+        "fields": fields_of(config),
         "k_groups": K_GROUPS,
         "quantize_threads": QUANTIZE_THREADS,
         "v_stage_offset": round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
         "barrier_bytes": BARRIER_BYTES,
         "query_warps": QUERY_WARPS,
+        "delta_means": DELTA_MEANS,
+        "delta_keys": DELTA_KEYS,
+        "mean_tile": MEAN_TILE,
     }
     layer = DeviceLayer(_device_layer(problem, config), _wgmma_products(problem, config))
     text = render_template(f"attention_{config.family}.cu.j2", named.name, layer, target, values)
@@ -156,6 +162,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
             *(["dependent_launch"] if config.launch == "early" else []),
             "register_budget",
             "wgmma",
+            *([f"mma_io_{problem.dtype}"] if config.smooths_q else []),
         ]
     names = [
         "thread",
@@ -167,6 +174,8 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
     ]
     if config.quantizes_v:
         names[3:3] = ["convert_e4m3", "atomic"]
+    if config.smooths_q:
+        names += [f"mma_io_{problem.dtype}", *(["convert_half2"] if config.delta == "f16" else [])]
     return names
 
 

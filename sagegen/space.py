@@ -37,6 +37,15 @@ class Param:
         return f"{self.label}{value}"
 
 
+_DELTA = Param("delta", "ds", ("f32", "f16"), "type of delta S in memory; f16 has a scale per row", "f32")
+_ROTATE = Param("rotate", "ro", ("no", "yes"), "Q and K less their means are rotated by a Hadamard matrix", "no")
+
+
+def _mean_span(*spans: int) -> Param:
+    doc = "query rows whose mean is subtracted, and comes back as delta S; 0: Q is not smoothed"
+    return Param("mean_span", "ms", (0, *spans), doc, 0)
+
+
 MMA_PARAMS = (
     Param("block_q", "bq", (64, 128), "query rows of a thread block's tile"),
     Param("block_k", "bk", (64, 128), "keys of a tile"),
@@ -55,6 +64,9 @@ MMA_PARAMS = (
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("q_operand", "qo", ("reg", "smem"), "where the Q operand lives: registers, or reloaded from shared memory"),
     Param("min_blocks", "mb", (1, 2, 3), "resident blocks per SM that registers are limited for"),
+    _mean_span(64, 128),
+    _DELTA,
+    _ROTATE,
 )
 
 
@@ -75,6 +87,9 @@ class MmaConfig:
     rescale: str
     q_operand: str
     min_blocks: int
+    mean_span: int
+    delta: str
+    rotate: str
 
     family: ClassVar[str] = "mma"
     arch_suffix: ClassVar[str] = ""
@@ -82,7 +97,7 @@ class MmaConfig:
     smooths_v: ClassVar[bool] = False
     bounds_steps: ClassVar[bool] = False
     head_rows: ClassVar[int] = 1
-    statistics: ClassVar[int] = 1
+    v_statistics: ClassVar[int] = 1
     measured_tensors: ClassVar[int] = 1
     is_persistent: ClassVar[bool] = False
     row_sum: ClassVar[str] = "fadd"
@@ -107,6 +122,21 @@ class MmaConfig:
     def quantize_rows(self) -> int:
         """Query rows that one block of the quantizer takes."""
         return self.block_q
+
+    @property
+    def statistics(self) -> int:
+        """Numbers that a block of the statistics leaves of each channel of K: its sum, and what bounds delta S."""
+        return 2 if self.delta == "f16" else 1
+
+    @property
+    def smooths_q(self) -> bool:
+        """The means of Q's rows are subtracted before it is quantized, and scores get them back."""
+        return self.mean_span > 0
+
+    @property
+    def rotates(self) -> bool:
+        """Q and K are rotated before they are quantized."""
+        return self.rotate == "yes"
 
     @property
     def quantizes_v(self) -> bool:
@@ -139,6 +169,9 @@ WGMMA_PARAMS = (
         "Q is quantized by a kernel before, or by warps of the attention kernel one work ahead of its consumers",
         "kernel",
     ),
+    _mean_span(64, 128, 192),
+    _DELTA,
+    _ROTATE,
 )
 
 
@@ -157,6 +190,9 @@ class WgmmaConfig:
     exponent: str
     launch: str
     q_quantizer: str
+    mean_span: int
+    delta: str
+    rotate: str
 
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
@@ -169,7 +205,8 @@ class WgmmaConfig:
     quantize_rows: ClassVar[int] = 128
     granularity: ClassVar[str] = "thread"
     q_span: ClassVar[int] = 8
-    statistics: ClassVar[int] = 4  # sum, largest, smallest and bad values of every channel
+    statistics: ClassVar[int] = 4  # of K: sum, largest, smallest and bad values of every channel
+    v_statistics: ClassVar[int] = 4
     is_persistent: ClassVar[bool] = True
     measured_tensors: ClassVar[int] = 2  # K and V, each by blocks of its own
 
@@ -223,6 +260,16 @@ class WgmmaConfig:
     def lse_changes_output(self) -> bool:
         """With an lse all P are by the exact exponent: the packed one has none to add up before it is rounded."""
         return self.bounds_steps
+
+    @property
+    def smooths_q(self) -> bool:
+        """As `MmaConfig.smooths_q`."""
+        return self.mean_span > 0
+
+    @property
+    def rotates(self) -> bool:
+        """As `MmaConfig.rotates`."""
+        return self.rotate == "yes"
 
     @property
     def smooths_v(self) -> bool:

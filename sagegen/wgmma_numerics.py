@@ -29,13 +29,14 @@ _SPAN = 1023
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One key tile: float32 whole scores [batch, heads, rows, keys], their factors, and which of them are masked."""
+    """One key tile: float32 whole scores [batch, heads, rows, keys], their factors, which of them are masked, delta S if any."""
 
     keys: slice
     integers: torch.Tensor
     k_scale: torch.Tensor
     factor: torch.Tensor
     hidden: torch.Tensor
+    delta: torch.Tensor | None
 
 
 def sum_wgmma_tiles(operands: Operands, config: WgmmaConfig, accumulator: Accumulator) -> TileSums:
@@ -100,11 +101,18 @@ def _make_tile(operands: Operands, keys: slice) -> _Tile:
     # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
     integers = operands.q8 @ operands.k8[:, :, keys].transpose(-1, -2)
     hidden = torch.arange(keys.start, keys.stop, device=integers.device) > operands.last_key
-    return _Tile(keys, integers, k_scale, operands.q_scale * k_scale, hidden)
+    delta = operands.delta.of(keys) if operands.delta else None
+    return _Tile(keys, integers, k_scale, operands.q_scale * k_scale, hidden, delta)
 
 
 def _exact_softmax(tile: _Tile, peak: torch.Tensor, top: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The row maxima after a tile, P before it is rounded, and P."""
+    if tile.delta is not None:
+        # one FMA, rounded once
+        scores = (tile.integers.double() * tile.factor + tile.delta).float().masked_fill_(tile.hidden, -math.inf)
+        grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
+        weights = (scores - (grown - top)).exp2()
+        return grown, weights, round_e4m3(weights)
     largest = (tile.integers.masked_fill(tile.hidden, _MASKED_SCORE) * tile.factor).amax(-1, keepdim=True)
     grown = torch.maximum(peak, largest)
     offset = (grown - top).double()

@@ -56,6 +56,17 @@ def _spans(config: WgmmaConfig, _: Target) -> float:
     return config.block_k % config.k_span
 
 
+def _smooth_q(config: WgmmaConfig, _: Target) -> float:
+    if not config.smooths_q:
+        return 0 if config.delta == "f32" else 1  # no delta S: one spelling only
+    return config.block_q % config.mean_span
+
+
+def _plain_scores(config: WgmmaConfig, _: Target) -> float:
+    prepared = config.smooths_q or config.rotates
+    return (prepared and config.bounds_steps) + (prepared and config.q_quantizer == "prologue")
+
+
 WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("arch", "wgmma is an instruction of sm_90a alone", lambda _, t: abs(t.gpu.compute_capability - 90)),
     Rule("toolkit", "bulk copies into a block's own shared memory came with PTX 8.6, nvcc 12.8",
@@ -64,6 +75,9 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("two_level", "a tile's own P V leaves room for two consumers and tiles of 128 keys at most", _two_level),
     Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
+    Rule("smooth_q", "whole spans of means in a query tile; delta S has a type where Q is smoothed", _smooth_q),
+    Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
+         "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
     Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers),
@@ -84,4 +98,7 @@ def default_wgmma_config() -> WgmmaConfig:
         exponent="mufu",
         launch="early",
         q_quantizer="kernel",
+        mean_span=0,
+        delta="f32",
+        rotate="no",
     )
