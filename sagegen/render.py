@@ -113,6 +113,7 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "v_stage_offset": round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
         "barrier_bytes": BARRIER_BYTES,
         "query_warps": QUERY_WARPS,
+        "quantize_min_blocks": _quantize_min_blocks(config),
         "delta_means": DELTA_MEANS,
         "delta_keys": DELTA_KEYS,
         "mean_tile": MEAN_TILE,
@@ -120,6 +121,16 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
     layer = DeviceLayer(_device_layer(problem, config), _wgmma_products(problem, config))
     text = render_template(f"attention_{config.family}.cu.j2", named.name, layer, target, values)
     return Source(named.name, problem, config, text)
+
+
+def _quantize_min_blocks(config: Config) -> int:
+    """Resident blocks per SM, which hide the latency of the quantizer's loads: fewer where a thread holds much."""
+    prepared = config.smooths_q or config.rotates
+    if config.family == "mma":
+        return 2 if prepared else 3
+    if config.rotates:
+        return 2 if config.block_k <= 128 else 1
+    return 3 if config.block_k <= 128 and not prepared else 2
 
 
 @dataclass(frozen=True, slots=True)
