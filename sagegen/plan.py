@@ -142,7 +142,7 @@ def make_plan(
     offsets, workspace = _place_regions(sizes)
 
     quantize_blocks = q_heads * (q_rows // config.quantize_rows) + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
-    quantize_blocks += kv_heads * ceil_div(means * group, DELTA_MEANS) * ceil_div(shape.kv_len, DELTA_KEYS)
+    quantize_blocks += kv_heads * ceil_div(means * group, DELTA_MEANS) * ceil_div(k_tiles * config.block_k, DELTA_KEYS)
     statistics_blocks = kv_heads * splits * config.measured_tensors + q_heads * means
     early = config.launch == "early"
     launches = (
