@@ -14,7 +14,10 @@ from sagegen.space import Config
 #: Column groups of one K span: thread t of a quad owns keys {8k + 2t, 8k + 2t + 1} (SageAttention2, per-thread scales).
 K_GROUPS = 4
 #: Token ranges that the statistics of K and V are reduced over before the quantizer combines them.
-MAX_SPLITS = 16
+_MAX_SPLITS = 16
+_MIN_SPLIT_TOKENS = 128
+#: Blocks of the statistics that fill any known GPU several times.
+_STATISTICS_BLOCKS = 1024
 #: Means of Q that one block of delta S multiplies with 128 keys: eight tiles of the matrix product.
 DELTA_MEANS = 128
 #: Keys of such a block, 16 for each warp, and means of a tile of the product.
@@ -42,6 +45,16 @@ def round_up(value: int, multiple: int) -> int:
 
 def ceil_div(value: int, divisor: int) -> int:
     return -(-value // divisor)
+
+
+def tokens_of_split(heads: int, kv_len: int) -> int:
+    """Tokens of one block of the statistics: enough blocks for a GPU, and few splits, which every later block reads.
+
+    Args:
+        heads: KV heads of a call, times the tensors that blocks of their own measure.
+    """
+    splits = min(_MAX_SPLITS, max(1, ceil_div(_STATISTICS_BLOCKS, heads)))
+    return round_up(ceil_div(kv_len, splits), _MIN_SPLIT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)

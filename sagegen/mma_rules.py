@@ -102,7 +102,4 @@ def default_mma_config(target: Target) -> MmaConfig:
         # 16 registers less than in registers: no spills, emulated FP8 on sm_90 included
         q_operand="smem" if native_fp8 else "reg",
         min_blocks=1,
-        mean_span=0,
-        delta="f32",
-        rotate="no",
     )

@@ -9,7 +9,7 @@ import torch
 
 from sagegen.problem import Problem
 from sagegen.quantizing import INT8_MAX, quantize_keys, quantize_queries, quantize_values
-from sagegen.smoothing import DeltaS, rotate, smooth_queries
+from sagegen.smoothing import DeltaS, mean_products, rotate, smooth_queries, token_mean
 from sagegen.space import Config
 
 LOG2_E = math.log2(math.e)
@@ -90,14 +90,14 @@ def make_operands(
     batch, heads_kv, kv_len, head_dim = k.shape
     group = q.shape[1] // heads_kv
     rows = (batch, heads_kv, group * q.shape[2])
-    mean = k.float().mean(2, keepdim=True)
+    mean = token_mean(k, config)
     centred = k.float() - mean
     k_peak = centred.abs().amax((2, 3), keepdim=True)
     least_q, least_k = _least_scales(k_peak, scale) if config.bounds_steps else (None, None)
     gamma_q, delta = q.float(), None
     if config.smooths_q:
         smoothed = smooth_queries(q, config)
-        gamma_q, delta = smoothed.gamma, _make_delta(smoothed.means, q.shape[2], centred, config, scale)
+        gamma_q, delta = smoothed.gamma, _make_delta(smoothed.means, q.shape[2], k, mean, config, scale)
     gamma_k = centred
     if config.rotates:
         gamma_q, gamma_k = rotate(gamma_q), rotate(gamma_k)
@@ -125,16 +125,20 @@ def make_operands(
     )
 
 
-def _make_delta(means: torch.Tensor, q_len: int, keys: torch.Tensor, config: Config, scale: float) -> DeltaS:
-    """Delta S of a call. `means`: [batch, heads_q, spans, dim]; `keys`: K less its mean."""
+def _make_delta(
+    means: torch.Tensor, q_len: int, k: torch.Tensor, k_mean: torch.Tensor, config: Config, scale: float
+) -> DeltaS:
+    """Delta S of a call. `means`: of Q's spans, [batch, heads_q, spans, dim]."""
     batch, heads_q, spans, head_dim = means.shape
-    group = heads_q // keys.shape[1]
+    group = heads_q // k.shape[1]
+    grouped = means.reshape(batch, k.shape[1], group * spans, head_dim)
     own = torch.arange(q_len, device=means.device) // config.mean_span
     return DeltaS(
-        means=means.reshape(batch, keys.shape[1], group * spans, head_dim),
+        means=grouped,
         span=torch.cat([own + head * spans for head in range(group)]),
-        keys=keys,
-        factor=scale * LOG2_E,
+        keys=k.float(),
+        centre=mean_products(grouped, k_mean),
+        factor=torch.tensor(scale, dtype=torch.float32, device=k.device) * LOG2_E,
         is_half=config.delta == "f16",
     )
 

@@ -10,7 +10,6 @@ from sagegen.errors import ArgumentError
 from sagegen.layout import (
     DELTA_KEYS,
     DELTA_MEANS,
-    MAX_SPLITS,
     MEAN_TILE,
     QUANTIZE_THREADS,
     REGION_ALIGN,
@@ -19,6 +18,7 @@ from sagegen.layout import (
     make_layout,
     quantized_rows,
     round_up,
+    tokens_of_split,
 )
 from sagegen.problem import Problem, Shape
 from sagegen.space import Config
@@ -30,11 +30,8 @@ ROLES: tuple[Role, ...] = ("stats", "quantize", "attention")
 _MAX_GRID = 2**31 - 1
 #: Kernels index tokens with 32 bits and may count one tile past the end.
 _MAX_TOKENS = 2**30
-_MIN_SPLIT_TOKENS = 128
 #: Of the counter behind V's scales with which persistent blocks share their works.
 _COUNTER_BYTES = 16
-#: Blocks of the statistics that fill any known GPU several times.
-_STATISTICS_BLOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +130,7 @@ def make_plan(
     q_tiles = ceil_div(shape.q_len, config.block_q)
     q_rows = quantized_rows(config, shape.q_len) if config.q_quantizer == "kernel" else 0
     k_tiles = ceil_div(shape.kv_len, config.block_k)
-    split_tokens = _split_tokens(kv_heads * config.measured_tensors, shape.kv_len)
+    split_tokens = tokens_of_split(kv_heads * config.measured_tensors, shape.kv_len)
     splits = ceil_div(shape.kv_len, split_tokens)
     means = q_tiles * layout.means_per_tile  # of a query head
     sizes = _region_sizes(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
@@ -174,12 +171,6 @@ def make_plan(
         }
     )
     return Plan(launches, workspace, constants)
-
-
-def _split_tokens(heads: int, kv_len: int) -> int:
-    """Tokens of one block of the statistics: enough blocks for a GPU, and few splits, which every later block reads."""
-    splits = min(MAX_SPLITS, max(1, ceil_div(_STATISTICS_BLOCKS, heads)))
-    return round_up(ceil_div(kv_len, splits), _MIN_SPLIT_TOKENS)
 
 
 def _region_sizes(

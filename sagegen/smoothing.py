@@ -10,8 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from sagegen.layout import QUANTIZE_THREADS
+from sagegen.layout import QUANTIZE_THREADS, tokens_of_split
 from sagegen.space import Config
+
+#: Channels of one matrix instruction, and mantissa bits of fp16.
+_STEP = 16
+_HALF_BITS = 11
 
 
 def span_means(q: torch.Tensor, span: int) -> torch.Tensor:
@@ -22,19 +26,42 @@ def span_means(q: torch.Tensor, span: int) -> torch.Tensor:
     Args:
         q: [batch, heads, q_len, dim], fp16 or bf16.
     """
-    rows_at_once = QUANTIZE_THREADS * 8 // q.shape[-1]
     means = []
     for part in q.float().split(span, 2):
-        share = torch.tensor(1 / part.shape[2], dtype=torch.float32, device=q.device).double()
-        partial = part.new_zeros(*part.shape[:2], rows_at_once, part.shape[3])
-        for rows in part.split(rows_at_once, 2):
-            count = rows.shape[2]
-            partial[:, :, :count] = (rows.double() * share + partial[:, :, :count]).float()
-        total = torch.zeros_like(partial[:, :, 0])
-        for row in range(rows_at_once):
-            total = total + partial[:, :, row]
-        means.append(total.to(q.dtype).float())
-    return torch.stack(means, 2)
+        share = torch.tensor(1 / part.shape[2], dtype=torch.float32, device=q.device)
+        means.append(_add_rows(part, share).to(q.dtype).float())
+    return torch.cat(means, 2)
+
+
+def token_mean(k: torch.Tensor, config: Config) -> torch.Tensor:
+    """K's mean over its tokens, float32 [batch, heads, 1, dim], summed in the order of the kernels.
+
+    Args:
+        k: [batch, heads, kv_len, dim], fp16 or bf16.
+    """
+    split = tokens_of_split(k.shape[0] * k.shape[1] * config.measured_tensors, k.shape[2])
+    one = torch.ones((), device=k.device)
+    total = torch.zeros_like(k[:, :, :1], dtype=torch.float32)
+    for part in k.float().split(split, 2):
+        total = total + _add_rows(part, one)
+    return total / k.shape[2]
+
+
+def _add_rows(x: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Sum of `share` times each row, float32 [batch, heads, 1, dim].
+
+    As a block of the statistics adds up: each of its rows of threads has every so many rows of the tensor, and then their
+    sums are added one after another. A multiplication and an addition are rounded once.
+    """
+    rows_at_once = QUANTIZE_THREADS * 8 // x.shape[-1]
+    partial = x.new_zeros(*x.shape[:2], rows_at_once, x.shape[3])
+    for rows in x.split(rows_at_once, 2):
+        count = rows.shape[2]
+        partial[:, :, :count] = (rows.double() * share.double() + partial[:, :, :count]).float()
+    total = partial[:, :, :1]
+    for row in range(1, rows_at_once):
+        total = total + partial[:, :, row : row + 1]
+    return total
 
 
 def rotate(x: torch.Tensor) -> torch.Tensor:
@@ -60,26 +87,49 @@ class DeltaS:
     Attributes:
         means: of Q's spans, head by head of those that share a KV head, [batch, heads_kv, spans, dim].
         span: of each row, int64 [rows].
-        keys: K less its mean, [batch, heads_kv, kv_len, dim], not quantized.
-        factor: softmax scale in log2 units.
+        keys: K as it came, [batch, heads_kv, kv_len, dim].
+        centre: the means' products with K's mean, [batch, heads_kv, spans, 1].
+        factor: softmax scale in log2 units, float32 [].
         is_half: kept in fp16 with a scale per span, a power of two.
     """
 
     means: torch.Tensor
     span: torch.Tensor
     keys: torch.Tensor
-    factor: float
+    centre: torch.Tensor
+    factor: torch.Tensor
     is_half: bool
 
     def of(self, keys: slice) -> torch.Tensor:
-        """Of some keys, in log2 units, float32 [batch, heads_kv, rows, keys]."""
-        exact = self.means.double() @ self.keys[:, :, keys].double().transpose(-1, -2)
-        delta = (exact * self.factor).float()
+        """Of some keys, in log2 units, float32 [batch, heads_kv, rows, keys].
+
+        Summed as a chain of matrix instructions does, since a last bit can decide how fp16 rounds.
+        """
+        total = self.means.new_zeros(())
+        for means, own in zip(self.means.split(_STEP, -1), self.keys[:, :, keys].split(_STEP, -1), strict=True):
+            total = (total.double() + means.double() @ own.double().transpose(-1, -2)).float()
+        delta = (total - self.centre) * self.factor
         if self.is_half:
-            scale = delta.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-            unit = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 12)
-            delta = (delta / unit).half().float() * unit
+            unit = torch.ldexp(torch.ones_like(delta), torch.frexp(delta).exponent - _HALF_BITS)
+            delta = (delta / unit).round() * unit
         return delta[:, :, self.span]
+
+
+def mean_products(means: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    """Products of Q's means with K's, [batch, heads_kv, spans, 1], float32, each half of the channels one after another.
+
+    Args:
+        means: [batch, heads_kv, spans, dim].
+        mean: [batch, heads_kv, 1, dim].
+    """
+    halves = []
+    for own, other in zip(means.chunk(2, -1), mean.chunk(2, -1), strict=True):
+        total = torch.zeros_like(own[..., :1])
+        for channel in range(own.shape[-1]):
+            at = slice(channel, channel + 1)
+            total = (own[..., at].double() * other[..., at].double() + total).float()
+        halves.append(total)
+    return halves[0] + halves[1]
 
 
 @dataclass(frozen=True, slots=True)

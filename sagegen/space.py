@@ -87,9 +87,9 @@ class MmaConfig:
     rescale: str
     q_operand: str
     min_blocks: int
-    mean_span: int
-    delta: str
-    rotate: str
+    mean_span: int = 0
+    delta: str = "f32"
+    rotate: str = "no"
 
     family: ClassVar[str] = "mma"
     arch_suffix: ClassVar[str] = ""
@@ -190,9 +190,9 @@ class WgmmaConfig:
     exponent: str
     launch: str
     q_quantizer: str
-    mean_span: int
-    delta: str
-    rotate: str
+    mean_span: int = 0
+    delta: str = "f32"
+    rotate: str = "no"
 
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90

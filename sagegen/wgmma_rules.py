@@ -98,7 +98,4 @@ def default_wgmma_config() -> WgmmaConfig:
         exponent="mufu",
         launch="early",
         q_quantizer="kernel",
-        mean_span=0,
-        delta="f32",
-        rotate="no",
     )
