@@ -70,6 +70,8 @@ def _accumulate(
         narrow = torch.float16 if config.pv == "f16f32" else torch.bfloat16
         return out + weights.to(narrow).float() @ values
     p = round_e4m3(weights)
+    if config.accum_depth == 0:
+        return add_products(out, p, values, accumulator)
     for start in range(0, weights.shape[-1], config.accum_depth):
         keys = slice(start, start + config.accum_depth)
         out = out + add_products(torch.zeros_like(out), p[..., keys], values[:, :, keys], accumulator)

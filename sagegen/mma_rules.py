@@ -81,7 +81,9 @@ def _fp16_peaks(config: MmaConfig, _: Target) -> float:
 def _accum_depth(config: MmaConfig, _: Target) -> float:
     if not config.quantizes_v:
         return config.accum_depth
-    return 1 if config.accum_depth == 0 else config.accum_depth - config.block_k
+    if config.accum_depth == 0:
+        return 0 if config.smooths_v and not config.sums_in_fp16 else 1
+    return config.accum_depth - config.block_k
 
 
 def _spans(config: MmaConfig, _: Target) -> float:
@@ -101,8 +103,8 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
          lambda c, _: 16 - c.rows_per_warp, reads=("block_q", "warps")),
     Rule("rows_high", "more than 32 query rows per warp do not fit its registers",
          lambda c, _: c.rows_per_warp - 32, reads=("block_q", "warps")),
-    Rule("accum_depth", "FP8 sums are promoted within the tile; FP32 sums never are (0)", _accum_depth,
-         reads=("block_k", "pv", "accum_depth")),
+    Rule("accum_depth", "FP8 sums are promoted within the tile, or in FP32 never (0) where V is smoothed; 16 bits: 0",
+         _accum_depth, reads=("block_k", "pv", "accum_depth", "smooth_v")),
     Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans,
          reads=("block_q", "block_k", "granularity", "q_span", "k_span")),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
@@ -112,6 +114,8 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
          lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm, reads=("warps", "min_blocks")),
     Rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers,
          reads=("block_q", "block_k", "warps", "q_operand", "min_blocks")),
+    Rule("smooth_v", "V in 16 bits is taken as it is", lambda c, _: c.smooths_v and not c.quantizes_v,
+         reads=("pv", "smooth_v")),
     Rule("peaks", "P and V fill e4m3's range, up to 448, unless their sums are in FP16", _peaks,
          reads=("pv", "p_max", "v_max")),
     Rule("fp16_sum", f"p_max * v_max * keys between promotions fit FP16, {FP16_MAX}", _fp16_sum,

@@ -194,7 +194,7 @@ def _place_regions(
         "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,
         "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
         "k_sums_offset": channels * splits * 4 * config.statistics,
-        "v_peaks_offset": channels * splits * 4 * config.statistics if config.quantizes_v else 0,
+        "v_peaks_offset": channels * splits * 4 * config.v_statistics if config.quantizes_v else 0,
         "v_scales_offset": channels * 4 * config.head_rows + counter if config.quantizes_v else 0,
     }
     offsets, end = {}, 0

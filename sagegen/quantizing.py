@@ -97,8 +97,8 @@ def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torc
     """V as the P·V product reads it, float32, and per channel its scale and what the output gets back, [.., 1, dim].
 
     E4M3 with scale max|v| / v_max and 1 for a channel of zeros, of V without its mean where the config smooths V; or V
-    as it is, in 16 bits, with scale 1. A smoothed V gets back its mean less what rounding added to it, so that both V
-    have the same mean: equal weights then give an exact output, and others a better one.
+    as it is, in 16 bits, with scale 1. Of the wgmma family a smoothed V gets back its mean less what rounding added to
+    it, so that both V have the same mean: equal weights then give an exact output, and others a better one.
     """
     wide = v.float()
     mean = wide.mean(2, keepdim=True) if config.smooths_v else torch.zeros_like(wide[:, :, :1])
@@ -108,7 +108,7 @@ def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torc
     peaks = wide.abs().amax(2, keepdim=True)
     scales = torch.where(peaks > 0, peaks / config.v_max, 1)
     rounded = round_e4m3(wide * (1 / scales))
-    if config.smooths_v:
+    if config.smooths_v and config.family == "wgmma":
         mean = mean - rounded.mean(2, keepdim=True) * scales
     return rounded, scales, mean
 

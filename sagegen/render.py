@@ -46,6 +46,7 @@ _PV_DOC = {
     "f16f32": "FP16 with FP32 accumulator",
     "bf16f32": "BF16 with FP32 accumulator",
 }
+_UNPROMOTED_DOC = "FP8 (e4m3) with FP32 accumulator, never promoted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "config": config,
         "layout": layout,
         "quantizes_v": config.quantizes_v,
-        "pv_doc": _PV_DOC[config.pv],
+        "pv_doc": _UNPROMOTED_DOC if config.quantizes_v and not config.accum_depth else _PV_DOC[config.pv],
         "p_log2_scale": math.log2(config.p_max),
         "fields": FIELDS,
         "k_groups": K_GROUPS,

@@ -60,6 +60,7 @@ MMA_PARAMS = (
     Param("min_blocks", "mb", (1, 2, 3), "resident blocks per SM that registers are limited for"),
     Param("p_max", "pm", (56, 112, 224, 448), "what P is at a row's maximum in e4m3", 448),
     Param("v_max", "vm", (2.25, 4.5, 9, 18, 448), "largest |V| of a channel in e4m3", 448),
+    Param("smooth_v", "sv", ("no", "yes"), "V's channel means are subtracted from it and added to the output", "no"),
 )
 
 
@@ -83,13 +84,12 @@ class MmaConfig:
     # these came later and start neutral
     p_max: int = 448
     v_max: float = 448
+    smooth_v: str = "no"
 
     family: ClassVar[str] = "mma"
     arch_suffix: ClassVar[str] = ""
     params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
-    smooths_v: ClassVar[bool] = False
     bounds_steps: ClassVar[bool] = False
-    head_rows: ClassVar[int] = 1
     statistics: ClassVar[int] = 1
     measured_tensors: ClassVar[int] = 1
     is_persistent: ClassVar[bool] = False
@@ -120,6 +120,21 @@ class MmaConfig:
     def quantizes_v(self) -> bool:
         """V goes through the quantizer (e4m3); else the attention kernel reads the caller's V."""
         return self.pv.startswith("e4m3")
+
+    @property
+    def smooths_v(self) -> bool:
+        """V's channel means are subtracted before it is quantized and added to the output."""
+        return self.smooth_v == "yes"
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of head_dim floats that the quantizer leaves for each KV head: scales of V, and its means."""
+        return 2 if self.smooths_v else 1
+
+    @property
+    def v_statistics(self) -> int:
+        """Numbers that a block of the statistics leaves of each channel of V: its peak, or its sum and both ends."""
+        return 3 if self.smooths_v else 1
 
     @property
     def sums_in_fp16(self) -> bool:
@@ -186,6 +201,7 @@ class WgmmaConfig:
     granularity: ClassVar[str] = "thread"
     q_span: ClassVar[int] = 8
     statistics: ClassVar[int] = 4  # sum, largest, smallest and bad values of every channel
+    v_statistics: ClassVar[int] = 4
     is_persistent: ClassVar[bool] = True
     measured_tensors: ClassVar[int] = 2  # K and V, each by blocks of its own
 

@@ -76,6 +76,8 @@ def test_the_default_config_is_valid_everywhere(target: Target) -> None:
         ("fp16_sum", replace(FP16_SUM, v_max=9), L20_BF16),
         ("fp16_sum", replace(FP16_SUM, block_k=128, accum_depth=128), L20_BF16),
         ("accum_depth", replace(FP16_SUM, accum_depth=0), L20_BF16),
+        ("accum_depth", replace(FP16_SUM, accum_depth=0, smooth_v="yes"), L20_BF16),
+        ("smooth_v", replace(BASE, pv="bf16f32", accum_depth=0, smooth_v="yes"), L20_BF16),
     ],
 )
 def test_a_rule_refuses_what_it_is_for(rule: str, config: MmaConfig, target: Target) -> None:
@@ -97,6 +99,11 @@ def test_valid_configs_are_hundreds_and_all_fit_the_problem() -> None:
     assert len(found) > 200
     assert {c.pv for c in found} == {"e4m3f32", "e4m3f16", "bf16f32"}
     assert {c.accum_depth for c in found if c.pv == "bf16f32"} == {0}
+
+
+def test_fp8_sums_are_never_promoted_only_where_v_is_smoothed() -> None:
+    assert broken(replace(BASE, accum_depth=0)) == {"accum_depth"}
+    assert not broken(replace(BASE, accum_depth=0, smooth_v="yes"))
 
 
 def test_the_bound_of_fp16_sums_is_the_papers() -> None:
