@@ -15,7 +15,7 @@ _RESERVED_SMEM = 1024
 #: Largest finite FP16 number.
 FP16_MAX = 65504
 #: p_max and v_max that tuning takes for FP16 sums of so many keys: SageAttention2++'s for two instructions, and for one
-#: and four those that fill the range as well. Others are as fast; which is the most accurate says docs/numerics.md.
+#: and four what fills the range as well. Others that fill it are as fast and as accurate (docs/numerics.md).
 FP16_PEAKS = {32: (448, 4.5), 64: (224, 4.5), 128: (224, 2.25)}
 
 
