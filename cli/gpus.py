@@ -55,12 +55,11 @@ def _print_known() -> None:
     table = Table(
         "GPU", "arch", box=None, header_style="bold", caption="peaks: dense TOPS of mma.sync", caption_justify="left"
     )
-    for title in ("SMs", "smem KiB", "L2 MiB", "GB/s", "MHz", "s8", "e4m3", "f16", "bf16"):
+    for title in ("SMs", "smem KiB", "L2 MiB", "GB/s", "MHz", "s8", "e4m3", "e4m3f16", "f16", "bf16"):
         table.add_column(title, justify="right")
     for gpu in GPUS.values():
-        peaks = (
-            f"{gpu.peaks[kind]:g}" if kind in gpu.peaks else "-" for kind in ("s8", "e4m3f32", "f16f32", "bf16f32")
-        )
+        kinds = ("s8", "e4m3f32", "e4m3f16", "f16f32", "bf16f32")
+        peaks = (f"{gpu.peaks[kind]:g}" if kind in gpu.peaks else "-" for kind in kinds)
         sizes = (gpu.sms, gpu.smem_per_block // 1024, gpu.l2_bytes // 2**20, f"{gpu.bandwidth_gbs:g}", gpu.boost_mhz)
         table.add_row(gpu.name, gpu.arch, *map(str, sizes), *peaks)
     # wider than a terminal: names must not be cut

@@ -7,7 +7,7 @@ import math
 import torch
 
 from sagegen.operands import Operands, TileSums
-from sagegen.quantizing import E4M3_MAX, Accumulator, add_products, round_e4m3
+from sagegen.quantizing import Accumulator, add_products, round_e4m3
 from sagegen.space import MmaConfig
 
 #: What the accumulators of `magic` start at, read as floats: 1.5 * 2^23.
@@ -15,7 +15,8 @@ _MAGIC = 12582912.0
 
 
 def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulator) -> TileSums:
-    unit = E4M3_MAX if config.quantizes_v else 1.0  # weights are up to that, so that P fills E4M3's range
+    unit = float(config.p_max) if config.quantizes_v else 1.0  # weights are up to that
+    log2_unit = float(torch.tensor(math.log2(unit)))  # an FP32 number, as in kernels
     out = torch.zeros_like(operands.q8)
     total = torch.zeros_like(operands.q_scale)
     peak = torch.full_like(operands.q_scale, -math.inf)
@@ -25,19 +26,25 @@ def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulato
         # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
         integers = operands.q8 @ operands.k8[:, :, keys].transpose(-1, -2)
         hidden = torch.arange(keys.start, keys.stop, device=out.device) > operands.last_key
-        scores = integers * factor
-        if operands.delta is not None:  # one FMA, rounded once
+        if operands.delta is None:
+            scores = _round(integers.double() * factor, config)
+        else:  # one FMA, rounded once
             scores = (integers.double() * factor + operands.delta.of(keys)).float()
         scores = scores.masked_fill_(hidden, -math.inf)
         grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
         anchor = grown.masked_fill(grown == -math.inf, 0)
-        floor = anchor - math.log2(unit)
+        floor = _round(anchor.double() - log2_unit, config)
         weights = (scores - floor).exp2() if operands.delta else _weights(integers, factor, floor, config)
         weights = weights.masked_fill_(hidden, 0)
         decay = (peak - anchor).exp2()
         peak, total = grown, total * decay + weights.sum(-1, keepdim=True)
         out = _accumulate(out * decay, weights, operands.values[:, :, keys], config, accumulator)
     return TileSums(out, total, total, peak, unit)
+
+
+def _round(x: torch.Tensor, config: MmaConfig) -> torch.Tensor:
+    """A score or what is subtracted from one, float64, to FP32: up where no weight may exceed the unit."""
+    return _round_up(x).float() if config.sums_in_fp16 else x.float()
 
 
 def _weights(integers: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: MmaConfig) -> torch.Tensor:
@@ -68,6 +75,8 @@ def _accumulate(
         narrow = torch.float16 if config.pv == "f16f32" else torch.bfloat16
         return out + weights.to(narrow).float() @ values
     p = round_e4m3(weights)
+    if config.accum_depth == 0:
+        return add_products(out, p, values, accumulator)
     for start in range(0, weights.shape[-1], config.accum_depth):
         keys = slice(start, start + config.accum_depth)
         out = out + add_products(torch.zeros_like(out), p[..., keys], values[:, :, keys], accumulator)

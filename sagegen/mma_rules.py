@@ -12,6 +12,11 @@ OTHER_REGISTERS = 40
 _MAX_REGISTERS = 255
 #: Shared memory that the driver keeps for itself in every resident block (CUDA programming guide, sm_80 and later).
 _RESERVED_SMEM = 1024
+#: Largest finite FP16 number.
+FP16_MAX = 65504
+#: p_max and v_max that tuning takes for FP16 sums of so many keys: SageAttention2++'s for two instructions, and for one
+#: and four what fills the range as well. Others that fill it are as fast and as accurate (docs/numerics.md).
+FP16_PEAKS = {32: (448, 4.5), 64: (224, 4.5), 128: (224, 2.25)}
 
 
 def accumulator_registers(config: MmaConfig, problem: Problem) -> int:
@@ -47,10 +52,38 @@ def _toolkit(config: MmaConfig, target: Target) -> float:
     return 0 if target.toolkit >= needed else 1
 
 
+def _fp16_sum(config: MmaConfig, _: Target) -> float:
+    return max(0, largest_sum(config) - FP16_MAX) if config.sums_in_fp16 else 0
+
+
+def largest_sum(config: MmaConfig) -> float:
+    """Of the products of P and V between two promotions, if all are as large as they can be.
+
+    No P exceeds p_max, nor a V v_max, after they were rounded: see `softmax_tile` of templates/attention_mma.cu.j2.
+    """
+    return config.p_max * config.v_max * config.accum_depth
+
+
+def _explain_sum(config: MmaConfig) -> str:
+    return f"{config.p_max} * {config.v_max} * {config.accum_depth} keys = {largest_sum(config):.9g}"
+
+
+def _peaks(config: MmaConfig, _: Target) -> float:
+    return 0 if config.sums_in_fp16 else abs(448 - config.p_max) + abs(448 - config.v_max)
+
+
+def _fp16_peaks(config: MmaConfig, _: Target) -> float:
+    if not config.sums_in_fp16 or (config.p_max, config.v_max) == FP16_PEAKS.get(config.accum_depth):
+        return 0
+    return 1
+
+
 def _accum_depth(config: MmaConfig, _: Target) -> float:
     if not config.quantizes_v:
         return config.accum_depth
-    return 1 if config.accum_depth == 0 else config.accum_depth - config.block_k
+    if config.accum_depth == 0:
+        return 0 if config.smooths_v and not config.sums_in_fp16 else 1
+    return config.accum_depth - config.block_k
 
 
 def _spans(config: MmaConfig, _: Target) -> float:
@@ -65,21 +98,41 @@ def _smooth_q(config: MmaConfig, _: Target) -> float:
     return config.block_q % config.mean_span
 
 
+#: Parameters that the sizes of tiles in shared memory follow from.
+_TILES = ("block_q", "block_k", "stages", "pv", "granularity", "k_span", "q_operand", "mean_span", "delta")
+
 MMA_RULES: tuple[Rule[MmaConfig], ...] = (
-    Rule("pv_arch", "e4m3 matrix products need sm_89 or later", _pv_arch),
-    Rule("pv_dtype", "P·V in 16 bits takes V as it is, so its type is the problem's dtype", _pv_dtype),
-    Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit),
-    Rule("rows_low", "a warp owns at least one 16-row MMA tile", lambda c, _: 16 - c.rows_per_warp),
-    Rule("rows_high", "more than 32 query rows per warp do not fit its registers", lambda c, _: c.rows_per_warp - 32),
-    Rule("accum_depth", "FP8 sums are promoted within the tile; FP32 sums never are (0)", _accum_depth),
-    Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans),
-    Rule("smooth_q", "whole spans of means in a query tile; delta S has a type where Q is smoothed", _smooth_q),
+    Rule("pv_arch", "e4m3 matrix products need sm_89 or later", _pv_arch, reads=("pv",)),
+    Rule("pv_dtype", "P·V in 16 bits takes V as it is, so its type is the problem's dtype", _pv_dtype, reads=("pv",)),
+    Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit, reads=("pv",)),
+    Rule("rows_low", "a warp owns at least one 16-row MMA tile",
+         lambda c, _: 16 - c.rows_per_warp, reads=("block_q", "warps")),
+    Rule("rows_high", "more than 32 query rows per warp do not fit its registers",
+         lambda c, _: c.rows_per_warp - 32, reads=("block_q", "warps")),
+    Rule("accum_depth", "FP8 sums are promoted within the tile, or in FP32 never (0) where V is smoothed; 16 bits: 0",
+         _accum_depth, reads=("block_k", "pv", "accum_depth", "smooth_v")),
+    Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans,
+         reads=("block_q", "block_k", "granularity", "q_span", "k_span")),
+    Rule("smooth_q", "whole spans of means in a query tile; delta S has a type where Q is smoothed", _smooth_q,
+         reads=("block_q", "mean_span", "delta")),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
-         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
-    Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency),
+         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block, reads=_TILES),
+    Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency, reads=(*_TILES, "min_blocks")),
     Rule("threads", "min_blocks blocks fit one SM's threads",
-         lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm),
-    Rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers),
+         lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm, reads=("warps", "min_blocks")),
+    Rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers,
+         reads=("block_q", "block_k", "warps", "q_operand", "min_blocks")),
+    Rule("smooth_v", "V in 16 bits is taken as it is", lambda c, _: c.smooths_v and not c.quantizes_v,
+         reads=("pv", "smooth_v")),
+    Rule("peaks", "P and V fill e4m3's range, up to 448, unless their sums are in FP16", _peaks,
+         reads=("pv", "p_max", "v_max")),
+    Rule("fp16_sum", f"p_max * v_max * keys between promotions fit FP16, {FP16_MAX}", _fp16_sum,
+         reads=("pv", "accum_depth", "p_max", "v_max"), numbers=_explain_sum),
+)  # fmt: skip
+
+MMA_SEARCH_RULES: tuple[Rule[MmaConfig], ...] = (
+    Rule("fp16_peaks", "p_max and v_max change what FP16 sums are worth, not their speed", _fp16_peaks,
+         reads=("pv", "accum_depth", "p_max", "v_max")),
 )  # fmt: skip
 
 

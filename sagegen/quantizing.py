@@ -12,8 +12,9 @@ import torch
 from sagegen.layout import K_GROUPS
 from sagegen.space import Config
 
-#: Of FP8 products: `fp22` is what tensor cores with FP8 units have, `fp32` loses nothing.
-Accumulator = Literal["fp32", "fp22"]
+#: Of FP8 products. An FP32 one is `fp22` in tensor cores with FP8 units, and elsewhere `fp32`, which loses nothing; an
+#: FP16 one is `fp16` in such tensor cores, and elsewhere `fp16_halves`: two products of FP16 units stand in for one.
+Accumulator = Literal["fp32", "fp22", "fp16", "fp16_halves"]
 
 INT8_MAX = 127.0
 E4M3_MAX = 448.0
@@ -95,9 +96,9 @@ def group_peaks(x: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
 def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """V as the P·V product reads it, float32, and per channel its scale and what the output gets back, [.., 1, dim].
 
-    E4M3 with scale max|v| / 448 and 1 for a channel of zeros, of V without its mean where the config smooths V; or V as
-    it is, in 16 bits, with scale 1. A smoothed V gets back its mean less what rounding added to it, so that both V have
-    the same mean: equal weights then give an exact output, and others a better one.
+    E4M3 with scale max|v| / v_max and 1 for a channel of zeros, of V without its mean where the config smooths V; or V
+    as it is, in 16 bits, with scale 1. Of the wgmma family a smoothed V gets back its mean less what rounding added to
+    it, so that both V have the same mean: equal weights then give an exact output, and others a better one.
     """
     wide = v.float()
     mean = wide.mean(2, keepdim=True) if config.smooths_v else torch.zeros_like(wide[:, :, :1])
@@ -105,9 +106,9 @@ def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torc
         return wide, torch.ones_like(mean), mean
     wide = wide - mean
     peaks = wide.abs().amax(2, keepdim=True)
-    scales = torch.where(peaks > 0, peaks / E4M3_MAX, 1)
+    scales = torch.where(peaks > 0, peaks / config.v_max, 1)
     rounded = round_e4m3(wide * (1 / scales))
-    if config.smooths_v:
+    if config.smooths_v and config.family == "wgmma":
         mean = mean - rounded.mean(2, keepdim=True) * scales
     return rounded, scales, mean
 
@@ -145,6 +146,18 @@ def add_fp8_products(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor) -> t
     return truncate_fp22(kept * unit)
 
 
+def add_fp16_products(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """total + p v as one instruction with an FP16 accumulator adds it: exactly, then rounded to nearest.
+
+    How the unit aligns the products is not published, and no GPU that has it was at hand; the emulator does the same
+    (sagegen/emulator/runtime/mma_narrow.cpp). A sum beyond 65504 becomes an infinity.
+
+    Args:
+        total, p, v: as of `add_fp8_products`; a total is an FP16 number.
+    """
+    return (total + p @ v).half().float()
+
+
 def _exponents(x: torch.Tensor, lowest: int) -> torch.Tensor:
     """Of the largest power of two up to |x|, at least `lowest`, int32; of a zero _NO_EXPONENT."""
     return torch.where(x == 0, _NO_EXPONENT, (torch.frexp(x).exponent - 1).clamp_min(lowest))
@@ -160,6 +173,13 @@ def add_products(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor, accumula
         keys = slice(start, start + MMA_KEYS)
         if accumulator == "fp22":
             total = add_fp8_products(total, p[..., keys], v[..., keys, :])
+        elif accumulator == "fp16":
+            total = add_fp16_products(total, p[..., keys], v[..., keys, :])
+        elif accumulator == "fp16_halves":
+            for first in (start, start + MMA_KEYS // 2):
+                keys = slice(first, first + MMA_KEYS // 2)
+                products = add_fp16_products(torch.zeros_like(total), p[..., keys], v[..., keys, :])
+                total = (total + products).half().float()
         else:
             total = total + p[..., keys] @ v[..., keys, :]
     return total

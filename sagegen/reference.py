@@ -27,8 +27,8 @@ _SUM_TILES: Mapping[str, Callable[[Operands, Any, Accumulator], TileSums]] = {
     "wgmma": sum_wgmma_tiles,
 }
 
-#: Architectures whose FP8 mma.sync cuts the accumulator to 13 mantissa bits; sm_90 emulates it in FP32.
-_FP22_ARCHITECTURES = (89, 120)
+#: Architectures whose mma.sync has FP8 units, which cut an FP32 accumulator to 13 mantissa bits; sm_90 emulates it.
+_FP8_MMA_ARCHITECTURES = (89, 120)
 
 _Layout = Literal["HND", "NHD"]
 
@@ -175,7 +175,7 @@ def quantized_attention(
         q: [batch, heads_q, q_len, head_dim], fp16 or bf16.
         k, v: [batch, heads_kv, kv_len, head_dim].
         scale: of the scores; None is 1/sqrt(head_dim).
-        accumulator: of the FP8 P·V. `fp22` is what tensor cores with FP8 units have, see `add_fp8_products`.
+        accumulator: of the FP8 P·V, see `fp8_accumulator`. `fp32` shows what all others lose, FP16 ones too.
         want_lse: whether the call asks for the lse: with it kernels of the packed exponent take the exact one.
 
     Returns:
@@ -200,4 +200,7 @@ def quantized_attention(
 
 def fp8_accumulator(config: Config, architecture: int) -> Accumulator:
     """The accumulator of `config`'s FP8 products on a compute capability: that of every wgmma, and of most mma.sync."""
-    return "fp22" if config.family == "wgmma" or architecture in _FP22_ARCHITECTURES else "fp32"
+    is_native = config.family == "wgmma" or architecture in _FP8_MMA_ARCHITECTURES
+    if config.sums_in_fp16:
+        return "fp16" if is_native else "fp16_halves"
+    return "fp22" if is_native else "fp32"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -44,9 +45,11 @@ _HOST_HEADERS = ("emulator", "emulator_hopper")
 
 _PV_DOC = {
     "e4m3f32": "FP8 (e4m3) with FP32 accumulator, promoted per tile",
+    "e4m3f16": "FP8 (e4m3) with FP16 accumulator",
     "f16f32": "FP16 with FP32 accumulator",
     "bf16f32": "BF16 with FP32 accumulator",
 }
+_UNPROMOTED_DOC = "FP8 (e4m3) with FP32 accumulator, never promoted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,8 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "config": config,
         "layout": layout,
         "quantizes_v": config.quantizes_v,
-        "pv_doc": _PV_DOC[config.pv],
+        "pv_doc": _UNPROMOTED_DOC if config.quantizes_v and not config.accum_depth else _PV_DOC[config.pv],
+        "p_log2_scale": math.log2(config.p_max),
         "fields": fields_of(config),
         "k_groups": K_GROUPS,
         "quantize_threads": QUANTIZE_THREADS,
@@ -181,12 +185,14 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
         f"convert_{problem.dtype}",
         "shared_memory",
         "mma_s8",
-        f"mma_{config.pv.removesuffix('f32')}",
+        "mma_e4m3_f16" if config.sums_in_fp16 else f"mma_{config.pv.removesuffix('f32')}",
     ]
     if config.quantizes_v:
         names[3:3] = ["convert_e4m3", "atomic"]
+    if config.sums_in_fp16 or config.delta == "f16":
+        names[-1:-1] = ["convert_half2"]
     if config.smooths_q:
-        names += [f"mma_io_{problem.dtype}", *(["convert_half2"] if config.delta == "f16" else [])]
+        names += [f"mma_io_{problem.dtype}"]
     return names
 
 

@@ -28,11 +28,19 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[Judged]):
-    """A validity condition of one family's configs. `margin` <= 0 is valid; its size says how far off a config is."""
+    """A validity condition of one family's configs. `margin` <= 0 is valid; its size says how far off a config is.
+
+    Attributes:
+        reads: the parameters that the margin depends on. Where they are named, configs are refused as soon as those
+            have their values, before the others multiply them; empty: it may depend on all.
+        numbers: of a config, for the message; most rules have a margin that says enough.
+    """
 
     name: str
     why: str
     margin: Callable[[Judged, Target], float]
+    reads: tuple[str, ...] = ()
+    numbers: Callable[[Judged], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sagegen.errors import ConfigError
-from sagegen.mma_rules import MMA_RULES, default_mma_config
+from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config
 from sagegen.rule import DEFAULT_TOOLKIT, Broken, Rule, Target, Version
 from sagegen.space import FAMILIES, Config, Space
 from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
@@ -27,6 +27,8 @@ __all__ = [
 
 #: By family.
 RULES: Mapping[str, tuple[Rule[Any], ...]] = {"mma": MMA_RULES, "wgmma": WGMMA_RULES}
+#: By family: what a tuning run leaves out although it is valid, since times cannot tell it from what it tries.
+SEARCH_RULES: Mapping[str, tuple[Rule[Any], ...]] = {"mma": MMA_SEARCH_RULES, "wgmma": ()}
 
 
 def broken_rules(config: Config, target: Target) -> list[Broken]:
@@ -38,21 +40,53 @@ def broken_rules(config: Config, target: Target) -> list[Broken]:
 def check_config(config: Config, target: Target) -> None:
     """Raise ConfigError, naming every broken rule, unless `config` is valid on `target`."""
     if broken := broken_rules(config, target):
-        reasons = "; ".join(f"{b.rule.name} (over by {b.margin:g}): {b.rule.why}" for b in broken)
+        reasons = "; ".join(_explain(b, config) for b in broken)
         raise ConfigError(
             f"config {config.name} is not valid for {target.gpu.name} and {target.problem.name}: {reasons}",
             f"list valid ones with: sagegen show --space --gpu {target.gpu.name}",
         )
 
 
+def _explain(broken: Broken, config: Config) -> str:
+    numbers = broken.rule.numbers(config) + ", " if broken.rule.numbers else ""
+    return f"{broken.rule.name} ({numbers}over by {broken.margin:.9g}): {broken.rule.why}"
+
+
 def valid_configs(space: Space, target: Target) -> list[Config]:
     """Every valid config of `space` on `target`, in the space's order."""
-    return [config for config in space if not broken_rules(config, target)]
+    return list(_allowed_configs(space, RULES[space.config_type.family], target))
 
 
 def all_valid_configs(target: Target) -> list[Config]:
-    """Every valid config on `target`, of one family after another."""
-    return [config for space in FAMILIES.values() for config in valid_configs(space, target)]
+    """Every valid config on `target` that a tuning run may try, of one family after another."""
+    return [
+        config
+        for name, space in FAMILIES.items()
+        for config in _allowed_configs(space, RULES[name] + SEARCH_RULES[name], target)
+    ]
+
+
+def _allowed_configs(space: Space, rules: Iterable[Rule[Any]], target: Target) -> Iterator[Config]:
+    """The configs of `space` that keep `rules`, each rule judged as soon as the parameters that it reads are chosen."""
+    places = {param.name: place for place, param in enumerate(space.params)}
+    due: list[list[Rule[Any]]] = [[] for _ in places]
+    for rule in rules:
+        due[max(places[name] for name in rule.reads or places)].append(rule)
+    chosen: dict[str, Any] = {param.name: param.values[0] for param in space.params}
+
+    def choose(place: int) -> Iterator[Config]:
+        param = space.params[place]
+        for value in param.values:
+            chosen[param.name] = value
+            config = space.config_type(**chosen)
+            if any(rule.margin(config, target) > 0 for rule in due[place]):
+                continue
+            if place + 1 < len(due):
+                yield from choose(place + 1)
+            else:
+                yield config
+
+    return choose(0)
 
 
 def default_config(target: Target) -> Config:

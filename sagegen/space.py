@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 
 from sagegen.errors import ConfigError, UnknownNameError
 
+#: Of a parameter.
+Value = int | float | str
+
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -28,13 +31,13 @@ class Param:
 
     name: str
     label: str
-    values: tuple[int | str, ...]
+    values: tuple[Value, ...]
     doc: str
-    neutral: int | str | None = None
+    neutral: Value | None = None
 
-    def spell(self, value: int | str) -> str:
-        """The field of a config's name for `value`."""
-        return f"{self.label}{value}"
+    def spell(self, value: Value) -> str:
+        """The field of a config's name for `value`; a decimal point is a `p`, since names are C++ identifiers."""
+        return f"{self.label}{value}".replace(".", "p")
 
 
 _DELTA = Param("delta", "ds", ("f32", "f16"), "type of delta S in memory; f16 has a scale per row", "f32")
@@ -51,7 +54,7 @@ MMA_PARAMS = (
     Param("block_k", "bk", (64, 128), "keys of a tile"),
     Param("warps", "w", (2, 4, 8), "warps of a thread block; they split the query rows"),
     Param("stages", "st", (2, 3, 4), "K/V tiles in flight through shared memory"),
-    Param("pv", "pv", ("e4m3f32", "f16f32", "bf16f32"), "type of P and V, then of the P·V accumulator"),
+    Param("pv", "pv", ("e4m3f32", "e4m3f16", "f16f32", "bf16f32"), "type of P and V, then of the P·V accumulator"),
     Param(
         "accum_depth", "ad", (0, 32, 64, 128), "keys summed before the FP8 accumulator is promoted to FP32; 0: never"
     ),
@@ -64,6 +67,9 @@ MMA_PARAMS = (
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("q_operand", "qo", ("reg", "smem"), "where the Q operand lives: registers, or reloaded from shared memory"),
     Param("min_blocks", "mb", (1, 2, 3), "resident blocks per SM that registers are limited for"),
+    Param("p_max", "pm", (56, 112, 224, 448), "what P is at a row's maximum in e4m3", 448),
+    Param("v_max", "vm", (2.25, 4.5, 9, 18, 448), "largest |V| of a channel in e4m3", 448),
+    Param("smooth_v", "sv", ("no", "yes"), "V's channel means are subtracted from it and added to the output", "no"),
     _mean_span(64, 128),
     _DELTA,
     _ROTATE,
@@ -87,6 +93,10 @@ class MmaConfig:
     rescale: str
     q_operand: str
     min_blocks: int
+    # these came later and start neutral
+    p_max: int = 448
+    v_max: float = 448
+    smooth_v: str = "no"
     mean_span: int = 0
     delta: str = "f32"
     rotate: str = "no"
@@ -94,10 +104,7 @@ class MmaConfig:
     family: ClassVar[str] = "mma"
     arch_suffix: ClassVar[str] = ""
     params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
-    smooths_v: ClassVar[bool] = False
     bounds_steps: ClassVar[bool] = False
-    head_rows: ClassVar[int] = 1
-    v_statistics: ClassVar[int] = 1
     measured_tensors: ClassVar[int] = 1
     is_persistent: ClassVar[bool] = False
     row_sum: ClassVar[str] = "fadd"
@@ -142,6 +149,26 @@ class MmaConfig:
     def quantizes_v(self) -> bool:
         """V goes through the quantizer (e4m3); else the attention kernel reads the caller's V."""
         return self.pv.startswith("e4m3")
+
+    @property
+    def smooths_v(self) -> bool:
+        """V's channel means are subtracted before it is quantized and added to the output."""
+        return self.smooth_v == "yes"
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of head_dim floats that the quantizer leaves for each KV head: scales of V, and its means."""
+        return 2 if self.smooths_v else 1
+
+    @property
+    def v_statistics(self) -> int:
+        """Numbers that a block of the statistics leaves of each channel of V: its peak, or its sum and both ends."""
+        return 3 if self.smooths_v else 1
+
+    @property
+    def sums_in_fp16(self) -> bool:
+        """The tensor core sums P·V in FP16, so P and V must leave room for the sum (SageAttention2++)."""
+        return self.pv == "e4m3f16"
 
 
 WGMMA_PARAMS = (
@@ -198,7 +225,10 @@ class WgmmaConfig:
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
     params: ClassVar[tuple[Param, ...]] = WGMMA_PARAMS
     pv: ClassVar[str] = "e4m3f32"
+    p_max: ClassVar[int] = 448
+    v_max: ClassVar[float] = 448
     quantizes_v: ClassVar[bool] = True
+    sums_in_fp16: ClassVar[bool] = False
     q_operand: ClassVar[str] = "smem"
     min_blocks: ClassVar[int] = 1
     rows_per_warp: ClassVar[int] = 16
@@ -332,10 +362,12 @@ def make_config(config_type: type[Config], values: dict[str, Any]) -> Config:
                 f"config parameter {name}={value!r} is not in the space",
                 f"use one of {', '.join(map(str, known[name].values))}",
             )
-    return config_type(**values)
+    # the list's own 9, not an equal 9.0, which names would spell otherwise
+    listed: dict[str, Any] = {name: known[name].values[known[name].values.index(values[name])] for name in values}
+    return config_type(**listed)
 
 
-def config_values(config: Config) -> dict[str, int | str]:
+def config_values(config: Config) -> dict[str, Value]:
     """The inverse of `make_config`: parameter name to value, in the space's order."""
     return {f.name: getattr(config, f.name) for f in fields(config)}
 
@@ -355,18 +387,18 @@ def parse_config(name: str) -> Config:
     return make_config(space.config_type, parse_fields(space.params, parts))
 
 
-def spell_name(family: str, params: tuple[Param, ...], values: dict[str, int | str]) -> str:
+def spell_name(family: str, params: tuple[Param, ...], values: dict[str, Value]) -> str:
     """Family and fields joined by underscores; neutral values are left out."""
     return "_".join([family, *(p.spell(values[p.name]) for p in params if values[p.name] != p.neutral)])
 
 
-def parse_fields(params: tuple[Param, ...], parts: list[str]) -> dict[str, int | str]:
+def parse_fields(params: tuple[Param, ...], parts: list[str]) -> dict[str, Value]:
     """Values by parameter of a name's fields, which stand in the parameters' order.
 
     Raises:
         UnknownNameError: a field is missing, misspelled, out of place, or one too many.
     """
-    values: dict[str, int | str] = {}
+    values: dict[str, Value] = {}
     left = list(parts)
     for param in params:
         by_text = {param.spell(value): value for value in param.values}
@@ -388,7 +420,7 @@ def neighbours(config: Config) -> list[Config]:
     found = []
     for param in config.params:
         index = param.values.index(getattr(config, param.name))
-        if isinstance(param.values[0], int):
+        if isinstance(param.values[0], int | float):
             reach = [i for i in (index - 1, index + 1) if 0 <= i < len(param.values)]
         else:
             reach = [i for i in range(len(param.values)) if i != index]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sagegen.ablation.recipe import Recipe
-from sagegen.quantizing import MMA_KEYS, add_fp8_products, round_e4m3
+from sagegen.quantizing import MMA_KEYS, add_fp8_products, add_fp16_products, round_e4m3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,11 @@ def _add_tiles(p: torch.Tensor, v: torch.Tensor, peaks: torch.Tensor, recipe: Re
 
 
 def _add_chain(total: torch.Tensor, p: torch.Tensor, v: torch.Tensor, recipe: Recipe) -> torch.Tensor:
-    """total + p v by one matrix instruction after the other, of 32 keys each.
-
-    The FP16 accumulator is rounded to nearest after each instruction and overflows to infinity; how the unit aligns
-    the products within one is not published, so they are added exactly here.
-    """
+    """total + p v by one matrix instruction after the other, of 32 keys each."""
     for start in range(0, p.shape[-1], MMA_KEYS):
         keys = slice(start, start + MMA_KEYS)
         if recipe.accumulator == "fp22":
             total = add_fp8_products(total, p[..., keys], v[..., keys, :])
         else:
-            total = (total + p[..., keys] @ v[..., keys, :]).half().float()
+            total = add_fp16_products(total, p[..., keys], v[..., keys, :])
     return total

@@ -9,7 +9,7 @@ from typing import Any
 
 from sagegen.rule import Target
 from sagegen.rules import broken_rules
-from sagegen.space import Config, Param, config_values, make_config
+from sagegen.space import Config, Param, Value, config_values, make_config
 
 #: Most parameters that may have to change beside the one that is varied.
 _MOST_CHANGES = 3
@@ -28,10 +28,10 @@ class Variation:
     """
 
     param: str
-    base: int | str
-    value: int | str
+    base: Value
+    value: Value
     config: Config | None
-    changes: Mapping[str, int | str] = field(default_factory=dict)
+    changes: Mapping[str, Value] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -59,7 +59,7 @@ def find_variations(config: Config, target: Target) -> list[Variation]:
     ]
 
 
-def _vary(config: Config, param: Param, value: int | str, target: Target) -> Variation:
+def _vary(config: Config, param: Param, value: Value, target: Target) -> Variation:
     own = config_values(config)
     others = [other for other in config.params if other != param]
     for count in range(_MOST_CHANGES + 1):
@@ -74,7 +74,7 @@ def _vary(config: Config, param: Param, value: int | str, target: Target) -> Var
     return Variation(param.name, own[param.name], value, None)
 
 
-def _changes(own: Mapping[str, Any], params: Sequence[Param], count: int) -> Iterator[dict[str, int | str]]:
+def _changes(own: Mapping[str, Any], params: Sequence[Param], count: int) -> Iterator[dict[str, Value]]:
     """All ways to change so many of `params`."""
     for changed in itertools.combinations(params, count):
         choices = [[value for value in param.values if value != own[param.name]] for param in changed]
@@ -82,7 +82,7 @@ def _changes(own: Mapping[str, Any], params: Sequence[Param], count: int) -> Ite
             yield dict(zip((param.name for param in changed), values, strict=True))
 
 
-def _steps(own: Mapping[str, Any], changes: Mapping[str, int | str], params: Sequence[Param]) -> int:
+def _steps(own: Mapping[str, Any], changes: Mapping[str, Value], params: Sequence[Param]) -> int:
     """Steps along the lists of values that changes take together."""
     by_name = {param.name: param.values for param in params}
     return sum(abs(by_name[name].index(value) - by_name[name].index(own[name])) for name, value in changes.items())

@@ -67,13 +67,14 @@ def _unit_clocks(tile: Tile) -> dict[str, float]:
 
 
 def _output_updates(config: MmaConfig, tiles: float) -> float:
-    """FFMA or FADD per output element and key tile: promotions of the FP8 accumulator, or rescaling alone.
+    """Instructions per output element and key tile: promotions of the FP8 accumulator, or rescaling alone.
 
+    A promotion is an FFMA or FADD; of an FP16 accumulator a conversion goes before it.
     A promotion carries the rescale in its FFMA. Without one, `skip` pays only where a maximum of the warp's rows grew:
     for keys in random order a row's maximum grows at tile t with probability 1/t.
     """
-    if config.quantizes_v:
-        return config.block_k / config.accum_depth
+    if config.quantizes_v and config.accum_depth:
+        return config.block_k / config.accum_depth * (2 if config.sums_in_fp16 else 1)
     if config.rescale == "always":
         return 1.0
     count = max(1, round(tiles))

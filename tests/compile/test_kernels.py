@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sagegen.build import Built
+from sagegen.build import BuildFailure, Built, build_batch, find_toolkit
+from sagegen.env import read_env
 from sagegen.gpu import GPUS, find_gpu
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
 from sagegen.render import Source, render
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import parse_config
+from sagegen.store import Store
 
 pytestmark = pytest.mark.compile
 
@@ -29,6 +32,7 @@ DIVERSE = (
     "mma_bq128_bk128_w8_st2_pve4m3f32_ad32_cvmagic_grthread_qs32_ks128_rsskip_qoreg_mb1",
     "mma_bq128_bk64_w4_st2_pve4m3f32_ad64_cvi2f_grblock_qs32_ks64_rsalways_qosmem_mb1",
     "mma_bq64_bk64_w2_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb2",
+    "mma_bq128_bk128_w8_st2_pve4m3f16_ad128_cvmagic_grwarp_qs16_ks64_rsskip_qoreg_mb1_pm56_vm9_svyes",
 )
 
 
@@ -54,7 +58,10 @@ def test_own_and_l20_default_configs_compile_without_spills(build: Build, arch: 
         ("sm_86", "bf16f32", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32\.BF16"),
         ("sm_89", "e4m3f32", r"IMMA\.16832\.S8\.S8", r"QMMA\.16832\.F32\.E4M3\.E4M3"),
         ("sm_120", "e4m3f32", r"IMMA\.16832\.S8\.S8", r"QMMA\.16832\.F32\.E4M3\.E4M3"),
+        ("sm_89", "e4m3f16", r"IMMA\.16832\.S8\.S8", r"QMMA\.16832\.F16\.E4M3\.E4M3"),
+        ("sm_120", "e4m3f16", r"IMMA\.16832\.S8\.S8", r"QMMA\.16832\.F16\.E4M3\.E4M3"),
         ("sm_90", "bf16f32", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32\.BF16"),
+        ("sm_90", "e4m3f16", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F16 "),
         ("sm_90", "e4m3f32", r"IMMA\.16832\.S8\.S8", r"HMMA\.16816\.F32 "),  # FP8 is emulated there
     ],
 )
@@ -62,11 +69,39 @@ def test_sass_has_the_matrix_instructions_the_config_names(
     build: Build, sass: Sass, arch: str, pv: str, qk_instruction: str, pv_instruction: str
 ) -> None:
     problem = Problem(128, "fp16" if pv == "f16f32" else "bf16", is_causal=False)
-    config = replace(default_config(Target(find_gpu("l20"), problem)), pv=pv, accum_depth=64 if pv == "e4m3f32" else 0)
+    peaks = (224, 4.5) if pv == "e4m3f16" else (448, 448)  # SageAttention2++
+    config = replace(
+        default_config(Target(find_gpu("l20"), problem)),
+        pv=pv, accum_depth=64 if pv.startswith("e4m3") else 0, p_max=peaks[0], v_max=peaks[1],
+    )  # fmt: skip
     text = sass(build(arch, [render(problem, config)])[0], "attention")
     # per warp and tile: 8 key tiles x 4 channel steps of Q K^T; P V is 16 channel tiles x 2 or 4 token steps
     assert len(re.findall(qk_instruction, text)) == 8 * 4
-    assert len(re.findall(pv_instruction, text)) == 16 * (2 if pv == "e4m3f32" and arch != "sm_90" else 4)
+    assert len(re.findall(pv_instruction, text)) == 16 * (2 if pv.startswith("e4m3") and arch != "sm_90" else 4)
+    assert ("QMMA" in text) == (pv.startswith("e4m3") and arch != "sm_90")
+
+
+@pytest.mark.parametrize("arch", ["sm_89", "sm_120"])
+def test_fp16_sums_and_smooth_v_compile_without_spills(build: Build, arch: str) -> None:
+    sources = []
+    for head_dim in HEAD_DIMS:
+        problem = Problem(head_dim, "bf16", is_causal=True)
+        target = Target(find_gpu(ONE_PER_ARCH[arch]), problem)
+        sums = replace(default_config(target), pv="e4m3f16", p_max=224, v_max=4.5)
+        configs = [sums, replace(sums, smooth_v="yes"), replace(default_config(target), accum_depth=0, smooth_v="yes")]
+        assert not any(broken_rules(config, target) for config in configs)
+        sources += [render(problem, config) for config in configs]
+    for built in build(arch, sources):
+        for role, used in built.resources.items():
+            assert used.spill_store_bytes == used.spill_load_bytes == 0, (built.name, role)
+
+
+def test_the_compiler_refuses_sums_beyond_fp16(tmp_path: Path) -> None:
+    problem = Problem(64, "bf16", is_causal=False)
+    config = replace(default_config(Target(find_gpu("l20"), problem)), pv="e4m3f16", p_max=224, v_max=9)
+    (failure,) = build_batch([render(problem, config)], "sm_89", Store(tmp_path), find_toolkit(read_env())).values()
+    assert isinstance(failure, BuildFailure)
+    assert "a sum of products of P and V leaves the range of FP16" in str(failure)
 
 
 @pytest.mark.parametrize("conversion", ["i2f", "magic"])

@@ -13,15 +13,15 @@ from sagegen.gpu import GPUS, DetectedGpu, detect_gpus, find_gpu, is_visible, ma
 
 #: Multiply-adds count as two. Operations per clock and SM of the tensor cores, from the architecture whitepapers
 #: (GA100: 1024 FP16 FMA per SM; GA10x, AD10x, GB20x: 512, halved with FP32 accumulator on GeForce, doubled for 8 bits);
-#: L40 and L20 have half of that throughout by their data sheets.
+#: L40 and L20 have half of that throughout by their data sheets. Only those of GeForce tell FP8's accumulators apart.
 OPS_PER_CLOCK_AND_SM = {
     "a100": {"s8": 4096, "f16f32": 2048},
     "rtx3090": {"s8": 2048, "f16f32": 512},
-    "l20": {"s8": 1024, "e4m3f32": 1024, "f16f32": 512},
-    "l40": {"s8": 1024, "e4m3f32": 1024, "f16f32": 512},
-    "l40s": {"s8": 2048, "e4m3f32": 2048, "f16f32": 1024},
-    "rtx4090": {"s8": 2048, "e4m3f32": 1024, "f16f32": 512},
-    "rtx5090": {"s8": 2048, "e4m3f32": 1024, "f16f32": 512},
+    "l20": {"s8": 1024, "e4m3f32": 1024, "e4m3f16": 1024, "f16f32": 512},
+    "l40": {"s8": 1024, "e4m3f32": 1024, "e4m3f16": 1024, "f16f32": 512},
+    "l40s": {"s8": 2048, "e4m3f32": 2048, "e4m3f16": 2048, "f16f32": 1024},
+    "rtx4090": {"s8": 2048, "e4m3f32": 1024, "e4m3f16": 2048, "f16f32": 512},
+    "rtx5090": {"s8": 2048, "e4m3f32": 1024, "e4m3f16": 2048, "f16f32": 512},
 }
 
 
@@ -37,8 +37,9 @@ def test_h200_has_the_measured_rates() -> None:
 
 
 def test_fp8_peaks_are_listed_only_where_mma_sync_has_fp8_units() -> None:
-    with_fp8 = {gpu.name for gpu in GPUS.values() if "e4m3f32" in gpu.peaks}
-    assert with_fp8 == {gpu.name for gpu in GPUS.values() if gpu.arch in ("sm_89", "sm_120")}
+    for kind in ("e4m3f32", "e4m3f16"):
+        with_fp8 = {gpu.name for gpu in GPUS.values() if kind in gpu.peaks}
+        assert with_fp8 == {gpu.name for gpu in GPUS.values() if gpu.arch in ("sm_89", "sm_120")}
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,24 @@ def test_fp8_pv_beats_fp16_pv_where_the_gpu_has_fp8_units(gpu: Gpu, problem: Pro
     assert predict(CONFIG, problem, LONG, gpu).kernel_us < predict(F16, problem, LONG, gpu).kernel_us
 
 
+def test_fp16_sums_are_twice_as_fast_on_geforce_alone() -> None:
+    sums = replace(CONFIG, pv="e4m3f16", p_max=224, v_max=4.5)
+    rtx4090, l20 = ([predict(c, D128, LONG, gpu) for c in (CONFIG, sums)] for gpu in ADA)
+    # Ada whitepaper: INT8 660.6, FP8 330.3 with FP32 and 660.6 with FP16 accumulator
+    assert rtx4090[1].units_us["matrix"] == pytest.approx(LONG.flops(D128) / 660.6e12 * 1e6)
+    assert rtx4090[1].kernel_us < rtx4090[0].kernel_us
+    assert l20[1].units_us["matrix"] == l20[0].units_us["matrix"]
+    # 128 x 128 outputs are unpacked once a tile, 32 of a warp at once
+    visits = LONG.batch * LONG.heads_q * (LONG.q_len // 128) * (LONG.kv_len // 64)
+    unpacked_us = visits * 128 * 128 / 32 / 4 / ADA[1].sms / ADA[1].boost_mhz
+    assert l20[1].units_us["issue"] - l20[0].units_us["issue"] == pytest.approx(unpacked_us)
+
+
+def test_a_sum_that_is_never_promoted_saves_instructions_where_the_rescale_is_skipped() -> None:
+    never = replace(CONFIG, accum_depth=0, smooth_v="yes", rescale="skip")
+    assert predict(never, D128, LONG, ADA[1]).units_us["issue"] < predict(CONFIG, D128, LONG, ADA[1]).units_us["issue"]
+
+
 def test_fp8_pv_is_slower_where_it_is_emulated() -> None:
     assert "e4m3f32" not in H200.peaks
     assert predict(CONFIG, D128, LONG, H200).kernel_us > predict(F16, D128, LONG, H200).kernel_us

@@ -1,21 +1,32 @@
 """Validity rules: each refuses what it is for, and nothing valid."""
 
+import itertools
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sagegen.errors import ConfigError
 from sagegen.gpu import GPUS, find_gpu
-from sagegen.mma_rules import MMA_RULES, default_mma_config
+from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
-from sagegen.rules import Target, broken_rules, check_config, default_config, valid_configs
+from sagegen.rules import (
+    Rule,
+    Target,
+    all_valid_configs,
+    broken_rules,
+    check_config,
+    default_config,
+    valid_configs,
+)
 from sagegen.space import MMA_PARAMS, MMA_SPACE, WGMMA_PARAMS, Config, MmaConfig, WgmmaConfig
 from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
 
 L20_BF16 = Target(find_gpu("l20"), Problem(128, "bf16", is_causal=True))
 BASE = default_mma_config(L20_BF16)
+FP16_SUM = replace(BASE, pv="e4m3f16", p_max=224, v_max=4.5)
 
 problems = st.builds(Problem, st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES), st.booleans())
 targets = st.builds(Target, st.sampled_from(sorted(GPUS)).map(find_gpu), problems)
@@ -57,6 +68,16 @@ def test_the_default_config_is_valid_everywhere(target: Target) -> None:
         ),
         # O and the scores of a 32 x 128 tile alone are 256 registers
         ("registers", replace(BASE, warps=4, block_k=128), L20_BF16),
+        ("peaks", replace(BASE, p_max=224), L20_BF16),
+        ("peaks", replace(BASE, v_max=4.5), L20_BF16),
+        ("peaks", replace(BASE, pv="bf16f32", accum_depth=0, v_max=4.5), L20_BF16),
+        ("fp16_sum", replace(BASE, pv="e4m3f16"), L20_BF16),
+        # 224 * 9 * 64 = 129024; one instruction alone has half of that
+        ("fp16_sum", replace(FP16_SUM, v_max=9), L20_BF16),
+        ("fp16_sum", replace(FP16_SUM, block_k=128, accum_depth=128), L20_BF16),
+        ("accum_depth", replace(FP16_SUM, accum_depth=0), L20_BF16),
+        ("accum_depth", replace(FP16_SUM, accum_depth=0, smooth_v="yes"), L20_BF16),
+        ("smooth_v", replace(BASE, pv="bf16f32", accum_depth=0, smooth_v="yes"), L20_BF16),
     ],
 )
 def test_a_rule_refuses_what_it_is_for(rule: str, config: MmaConfig, target: Target) -> None:
@@ -76,8 +97,70 @@ def test_a_refusal_names_config_gpu_rule_and_remedy() -> None:
 def test_valid_configs_are_hundreds_and_all_fit_the_problem() -> None:
     found = valid_configs(MMA_SPACE, L20_BF16)
     assert len(found) > 200
-    assert {c.pv for c in found} == {"e4m3f32", "bf16f32"}
+    assert {c.pv for c in found} == {"e4m3f32", "e4m3f16", "bf16f32"}
     assert {c.accum_depth for c in found if c.pv == "bf16f32"} == {0}
+
+
+def test_fp8_sums_are_never_promoted_only_where_v_is_smoothed() -> None:
+    assert broken(replace(BASE, accum_depth=0)) == {"accum_depth"}
+    assert not broken(replace(BASE, accum_depth=0, smooth_v="yes"))
+
+
+def test_the_bound_of_fp16_sums_is_the_papers() -> None:
+    # SageAttention2++: P_r 224 and V_r 4.5 for two k32 steps, P_r * V_r <= 2047 / 2; for one step twice that
+    assert not broken(FP16_SUM)
+    assert not broken(replace(FP16_SUM, v_max=9, accum_depth=32))
+    with pytest.raises(ConfigError, match=r"fp16_sum \(448 \* 4\.5 \* 64 keys = 129024, over by 63520\).*65504"):
+        check_config(replace(FP16_SUM, p_max=448), L20_BF16)
+
+
+@pytest.mark.parametrize("depth", [32, 64, 128])
+@pytest.mark.parametrize("block_k", [64, 128])
+def test_every_peak_over_the_bound_is_refused_with_its_numbers_and_no_other(depth: int, block_k: int) -> None:
+    values = {p.name: p.values for p in MMA_PARAMS}
+    for p_max, v_max in itertools.product(values["p_max"], values["v_max"]):
+        config = replace(FP16_SUM, block_k=block_k, accum_depth=depth, p_max=p_max, v_max=v_max)  # type: ignore[arg-type]
+        total = Fraction(p_max) * Fraction(v_max) * depth
+        assert ("fp16_sum" in broken(config)) == (total > 65504)
+        if total > 65504:
+            with pytest.raises(
+                ConfigError, match=rf"fp16_sum \({p_max} \* {v_max} \* {depth} keys = {total}, over by "
+            ):
+                check_config(config, L20_BF16)
+
+
+@given(configs, targets)
+def test_fp16_sums_are_within_the_bound_wherever_all_rules_are_kept(config: MmaConfig, target: Target) -> None:
+    sums = replace(config, pv="e4m3f16")
+    if sums.p_max * sums.v_max * sums.accum_depth > 65504:
+        assert "fp16_sum" in broken(sums, target)
+
+
+@pytest.mark.parametrize("rule", [*MMA_RULES, *MMA_SEARCH_RULES], ids=lambda rule: rule.name)
+@given(configs, configs, targets)
+def test_a_margin_depends_on_what_its_rule_says_it_reads(
+    rule: Rule[MmaConfig], config: MmaConfig, other: MmaConfig, target: Target
+) -> None:
+    read = {p.name: getattr(config, p.name) for p in MMA_PARAMS if p.name in rule.reads}
+    assert rule.margin(replace(other, **read), target) == rule.margin(config, target)
+
+
+@given(configs, targets)
+@settings(max_examples=6)
+def test_the_valid_configs_are_those_that_break_no_rule(config: MmaConfig, target: Target) -> None:
+    near = replace(BASE, pv=config.pv, accum_depth=config.accum_depth, p_max=config.p_max, v_max=config.v_max)
+    found = valid_configs(MMA_SPACE, target)
+    assert len(set(found)) == len(found)
+    for asked in (config, near, default_mma_config(target)):
+        assert (asked in found) == (not broken(asked, target))
+
+
+def test_tuning_tries_one_pair_of_peaks_for_each_depth_of_fp16_sums() -> None:
+    found = [c for c in all_valid_configs(L20_BF16) if isinstance(c, MmaConfig) and c.pv == "e4m3f16"]
+    peaks = {(c.accum_depth, c.p_max, c.v_max) for c in found}
+    assert {depth for depth, _, _ in peaks} == {32, 64, 128}
+    assert len(peaks) == 3
+    assert (64, 224, 4.5) in peaks  # SageAttention2++'s
 
 
 @given(configs, targets)

@@ -1,5 +1,6 @@
 """The search space and the names of its points."""
 
+import itertools
 import re
 
 import pytest
@@ -36,6 +37,13 @@ def test_a_name_spells_every_parameter_of_a_config() -> None:
 def test_parsing_a_configs_name_gives_the_config(config: MmaConfig) -> None:
     assert parse_config(config.name) == config
     assert make_config(MmaConfig, config_values(config)) == config
+
+
+def test_a_decimal_point_is_a_p_in_names() -> None:
+    name = f"{NAME.replace('pve4m3f32', 'pve4m3f16')}_pm224_vm4p5"
+    config = parse_config(name)
+    assert (config.p_max, config.v_max, config.name) == (224, 4.5, name)
+    assert parse_config(NAME + "_vm9") == make_config(MmaConfig, {**config_values(parse_config(NAME)), "v_max": 9.0})
 
 
 @given(configs)
@@ -86,8 +94,15 @@ def test_a_missing_parameter_is_named() -> None:
 
 
 def test_the_space_enumerates_each_point_once() -> None:
-    names = {config.name for config in MMA_SPACE}
-    assert len(names) == len(MMA_SPACE) == 2 * 2 * 3 * 3 * 3 * 4 * 2 * 3 * 2 * 2 * 2 * 2 * 3
+    first = tuple(itertools.islice(MMA_SPACE, 20_000))
+    assert len({config.name for config in first}) == len(set(first)) == 20_000
+    assert len(MMA_SPACE) == 2 * 2 * 3 * 3 * 4 * 4 * 2 * 3 * 2 * 2 * 2 * 2 * 3 * 4 * 5 * 2
+
+
+def test_names_tell_all_configs_of_the_parameters_without_a_neutral_value_apart() -> None:
+    lists = [p.values if p.neutral is None else (p.neutral,) for p in MMA_PARAMS]
+    names = {MmaConfig(*values).name for values in itertools.product(*lists)}  # type: ignore[arg-type]
+    assert len(names) == 2 * 2 * 3 * 3 * 4 * 4 * 2 * 3 * 2 * 2 * 2 * 2 * 3
 
 
 @given(configs)

@@ -56,8 +56,13 @@ class Variant:
 
 def draw_variant(space, rng):
     problem = Problem(rng.choice(HEAD_DIMS), rng.choice(DTYPES), rng.choice((False, True)), rng.choice(PRECISIONS))
-    config = make_config(space.config_type, {p.name: rng.choice(p.values) for p in space.params})
+    config = make_config(space.config_type, {p.name: draw_value(p, rng) for p in space.params})
     return Variant(rng.choice(GPUS), problem, config)
+
+
+def draw_value(param, rng):
+    """Neutral half of the time, since many values go with few of the others."""
+    return rng.choice(param.values if param.neutral is None else (param.neutral, rng.choice(param.values)))
 
 
 def pick_variants(space):

@@ -22,6 +22,7 @@ E4M3 = "mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_q
 #: Two promotions a tile and three stages.
 DEEP = "mma_bq128_bk64_w8_st3_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1"
 BF16 = "mma_bq128_bk64_w8_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
+FP16_SUMS = "mma_bq128_bk64_w8_st2_pve4m3f16_ad64_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1_pm224_vm4p5_svyes"
 WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
 EARLY = WGMMA + "_laearly"
 PROLOGUE = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
@@ -232,6 +233,28 @@ BUGS = [
         ),
         "race",
         "p.q_scales_offset",
+    ),
+    # FP16 sums and smooth V
+    Bug(
+        "statistics_of_v_overwritten_while_they_are_read",
+        (("        device::block_sync();  // what was there before is read\n", ""),),
+        "race",
+        "partial[",
+        FP16_SUMS,
+    ),
+    Bug(
+        "fp16_pairs_swapped",
+        (("r[m][side][0], promoted[0], promoted[1]", "r[m][side][0], promoted[1], promoted[0]"),),
+        "wrong_result",
+        "out_row",
+        FP16_SUMS,
+    ),
+    Bug(
+        "mean_that_does_not_come_back",
+        ((", sees_keys ? means[channel] : 0.0f", ", 0.0f"),),
+        "wrong_result",
+        "out_row",
+        FP16_SUMS,
     ),
     # arithmetic
     Bug(
