@@ -53,6 +53,10 @@ def _accum_depth(config: MmaConfig, _: Target) -> float:
     return 1 if config.accum_depth == 0 else config.accum_depth - config.block_k
 
 
+def _int4_units(config: MmaConfig, target: Target) -> float:
+    return 1 if config.qk == "s4" and "s4" not in target.gpu.peaks else 0
+
+
 def _spans(config: MmaConfig, _: Target) -> float:
     if config.granularity == "block":  # spans are not used: one spelling only
         return abs(config.q_span - 32) + abs(config.k_span - 64)
@@ -62,6 +66,9 @@ def _spans(config: MmaConfig, _: Target) -> float:
 MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("pv_arch", "e4m3 matrix products need sm_89 or later", _pv_arch),
     Rule("pv_dtype", "P·V in 16 bits takes V as it is, so its type is the problem's dtype", _pv_dtype),
+    Rule("int4_operands", "two values in a byte are INT4's; INT8 has none to halve",
+         lambda c, t: 1 if c.qk == "s4" and t.problem.precision != "int4" else 0),
+    Rule("int4_units", "sm_80, 86 and 89 have INT4 units; on later ones the instruction is a routine of 190", _int4_units),
     Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit),
     Rule("rows_low", "a warp owns at least one 16-row MMA tile", lambda c, _: 16 - c.rows_per_warp),
     Rule("rows_high", "more than 32 query rows per warp do not fit its registers", lambda c, _: c.rows_per_warp - 32),
@@ -95,4 +102,5 @@ def default_mma_config(target: Target) -> MmaConfig:
         # 16 registers less than in registers: no spills, emulated FP8 on sm_90 included
         q_operand="smem" if native_fp8 else "reg",
         min_blocks=1,
+        qk="s4" if target.problem.precision == "int4" and "s4" in target.gpu.peaks else "s8",
     )

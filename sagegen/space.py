@@ -55,6 +55,7 @@ MMA_PARAMS = (
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("q_operand", "qo", ("reg", "smem"), "where the Q operand lives: registers, or reloaded from shared memory"),
     Param("min_blocks", "mb", (1, 2, 3), "resident blocks per SM that registers are limited for"),
+    Param("qk", "qk", ("s8", "s4"), "operands of Q·K^T: INT8, which carry INT4 values too, or two INT4 in a byte", "s8"),
 )
 
 
@@ -75,6 +76,7 @@ class MmaConfig:
     rescale: str
     q_operand: str
     min_blocks: int
+    qk: str = "s8"
 
     family: ClassVar[str] = "mma"
     arch_suffix: ClassVar[str] = ""
@@ -161,6 +163,7 @@ class WgmmaConfig:
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
     params: ClassVar[tuple[Param, ...]] = WGMMA_PARAMS
+    qk: ClassVar[str] = "s8"
     pv: ClassVar[str] = "e4m3f32"
     quantizes_v: ClassVar[bool] = True
     q_operand: ClassVar[str] = "smem"

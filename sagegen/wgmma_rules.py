@@ -49,6 +49,10 @@ def _packed(config: WgmmaConfig, _: Target) -> float:
     return 1 if config.bounds_steps and config.row_sum != "ones" else 0
 
 
+def _exponent(config: WgmmaConfig, target: Target) -> float:
+    return 1 if config.bounds_steps and target.problem.precision == "int4" else 0
+
+
 def _spans(config: WgmmaConfig, _: Target) -> float:
     """A packed exponent takes one step for all of a row's scores."""
     if config.bounds_steps:
@@ -64,6 +68,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("two_level", "a tile's own P V leaves room for two consumers and tiles of 128 keys at most", _two_level),
     Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
+    Rule("exponent", "a packed exponent has the upper 16 bits of a score, and INT4 scores lie in the lower ones", _exponent),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
     Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers),
