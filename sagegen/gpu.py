@@ -47,8 +47,8 @@ class Gpu:
         l2_bytes: L2 cache.
         bandwidth_gbs: device memory bandwidth by its data sheet, GB/s.
         boost_mhz: boost clock by its data sheet.
-        peaks: dense rate of the whole chip, 1e12 operations per second, by kind of mma.sync: `s8`, `s4` (INT32 accumulator),
-            `e4m3f32`, `f16f32`, `bf16f32` (FP32 accumulator). A kind that the chip has no unit for is absent.
+        peaks: dense rate of the whole chip, 1e12 operations per second, by kind of mma.sync: `s8`, `s4` (INT32
+            accumulator), `e4m3f32`, `f16f32`, `bf16f32` (FP32 accumulator). What the chip has no unit for is absent.
         source: where the figures are from.
         siblings: GPUs whose tuned entries may be borrowed, best first.
         measured: what a probe said; the model prefers it to the rest of the row. It is the same GPU with and without.
@@ -132,7 +132,7 @@ _TABLE = (
     _gpu("l20", "sm_89", ("NVIDIA L20",),
          sms=92, l2_mib=96, bandwidth_gbs=864, boost_mhz=2520,
          peaks={"s8": 239, "s4": 478, "e4m3f32": 239, "f16f32": 119.5, "bf16f32": 119.5}, siblings=("l40", "l40s"),
-         source="NVIDIA L20 data sheet; SMs, clock, L2: TopCPU. INT8 has half of a GeForce's rate per SM, as on L40, INT4 twice INT8's"),
+         source="NVIDIA L20 data sheet; SMs, clock, L2: TopCPU. INT8, INT4: half a GeForce's rate per SM, as on L40"),
     _gpu("l40", "sm_89", ("NVIDIA L40",),
          sms=142, l2_mib=96, bandwidth_gbs=864, boost_mhz=2490,
          peaks={"s8": 362, "s4": 724, "e4m3f32": 362, "f16f32": 181.05, "bf16f32": 181.05}, siblings=("l20", "l40s"),

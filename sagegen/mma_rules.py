@@ -19,7 +19,8 @@ def accumulator_registers(config: MmaConfig, problem: Problem) -> int:
     m_tiles = max(1, config.rows_per_warp // 16)
     output = m_tiles * problem.head_dim // 2
     scores = m_tiles * config.block_k // 2
-    query = m_tiles * problem.head_dim // 8 if config.q_operand == "reg" else 4 * m_tiles
+    steps = problem.head_dim // (64 if config.qk == "s4" else 32)
+    query = 4 * m_tiles * (steps if config.q_operand == "reg" else 1)
     return output + scores + query
 
 
@@ -68,7 +69,9 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("pv_dtype", "P·V in 16 bits takes V as it is, so its type is the problem's dtype", _pv_dtype),
     Rule("int4_operands", "two values in a byte are INT4's; INT8 has none to halve",
          lambda c, t: 1 if c.qk == "s4" and t.problem.precision != "int4" else 0),
-    Rule("int4_units", "sm_80, 86 and 89 have INT4 units; on later ones the instruction is a routine of 190", _int4_units),
+    Rule("int4_magic", "the bias costs P up to 1.5 steps of a score, which for INT4 are worth 330 of INT8's: rows of 0",
+         lambda c, t: 1 if c.conversion == "magic" and t.problem.precision == "int4" else 0),
+    Rule("int4_units", "sm_80, 86 and 89 have INT4 units; later ones have a routine of 190 instructions", _int4_units),
     Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit),
     Rule("rows_low", "a warp owns at least one 16-row MMA tile", lambda c, _: 16 - c.rows_per_warp),
     Rule("rows_high", "more than 32 query rows per warp do not fit its registers", lambda c, _: c.rows_per_warp - 32),

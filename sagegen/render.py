@@ -44,11 +44,6 @@ _PV_DOC = {
     "f16f32": "FP16 with FP32 accumulator",
     "bf16f32": "BF16 with FP32 accumulator",
 }
-_QK_DOC = {
-    ("int8", "s8"): "INT8",
-    ("int4", "s8"): "INT4 values in INT8 operands,",
-    ("int4", "s4"): "INT4",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,6 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "layout": layout,
         "quantizes_v": config.quantizes_v,
         "pv_doc": _PV_DOC[config.pv],
-        "qk_doc": _QK_DOC[problem.precision, config.qk],
         "fields": FIELDS,
         "k_groups": K_GROUPS,
         "quantize_threads": QUANTIZE_THREADS,

@@ -45,9 +45,14 @@ def check_config(config: Config, target: Target) -> None:
         )
 
 
+def _is_valid(config: Config, target: Target) -> bool:
+    """Whether `broken_rules` is empty, by the first rule that is broken: most of a space breaks an early one."""
+    return all(rule.margin(config, target) <= 0 for rule in RULES[config.family])
+
+
 def valid_configs(space: Space, target: Target) -> list[Config]:
     """Every valid config of `space` on `target`, in the space's order."""
-    return [config for config in space if not broken_rules(config, target)]
+    return [config for config in space if _is_valid(config, target)]
 
 
 def all_valid_configs(target: Target) -> list[Config]:

@@ -55,7 +55,9 @@ MMA_PARAMS = (
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("q_operand", "qo", ("reg", "smem"), "where the Q operand lives: registers, or reloaded from shared memory"),
     Param("min_blocks", "mb", (1, 2, 3), "resident blocks per SM that registers are limited for"),
-    Param("qk", "qk", ("s8", "s4"), "operands of Q·K^T: INT8, which carry INT4 values too, or two INT4 in a byte", "s8"),
+    Param(
+        "qk", "qk", ("s8", "s4"), "operands of Q·K^T: INT8, which carry INT4 values too, or two INT4 in a byte", "s8"
+    ),
 )
 
 

@@ -68,7 +68,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("two_level", "a tile's own P V leaves room for two consumers and tiles of 128 keys at most", _two_level),
     Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
-    Rule("exponent", "a packed exponent has the upper 16 bits of a score, and INT4 scores lie in the lower ones", _exponent),
+    Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
     Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers),

@@ -10,7 +10,8 @@ import torch
 
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, POINTERS
 from sagegen.measuring.call import call_program
-from sagegen.measuring.gate import CAPTURED_FLOOR, FLOORS, Cases, Figures, GuardedAllocator, figures, run_gate
+from sagegen.measuring.floors import CAPTURED_FLOOR, FLOORS
+from sagegen.measuring.gate import Cases, Figures, GuardedAllocator, figures, run_gate
 from sagegen.measuring.inputs import DTYPES, EMULATED_KINDS, INPUT_KINDS, ZERO_CHANNEL, load_captured
 from sagegen.problem import Problem, Shape
 from sagegen.reference import attention, quantized_attention

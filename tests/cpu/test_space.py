@@ -87,7 +87,7 @@ def test_a_missing_parameter_is_named() -> None:
 
 def test_the_space_enumerates_each_point_once() -> None:
     names = {config.name for config in MMA_SPACE}
-    assert len(names) == len(MMA_SPACE) == 2 * 2 * 3 * 3 * 3 * 4 * 2 * 3 * 2 * 2 * 2 * 2 * 3
+    assert len(names) == len(MMA_SPACE) == 2 * 2 * 3 * 3 * 3 * 4 * 2 * 3 * 2 * 2 * 2 * 2 * 3 * 2
 
 
 @given(configs)
