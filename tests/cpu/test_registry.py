@@ -567,7 +567,7 @@ def test_int4_has_a_fine_tier_of_its_own():
     assert is_fine(figures, "int4")
     assert not is_fine(figures)
     assert not is_fine({"normal": {"cosine": 0.9726, "relative_l1": 0.233}}, "int4")
-    problem = "d128_bf16_full_int4"
+    problem = Problem(128, "bf16", False, "int4")
     assert make_entry(problem=problem, min_cosine=None).known_cosine == 0.97
     assert not make_entry(problem=problem, min_cosine=None).serves(0.999)  # what callers ask for who say nothing
     coarse = make_entry(problem=problem, tier="coarse", min_cosine=0.9785)
