@@ -84,3 +84,15 @@ def test_the_query_tile_in_memory_is_two_values_in_a_byte_in_fragment_order() ->
             channels = torch.arange(8) + 8 * (lane % 4) + 32 * (register // 2)
             wanted = q[0, 0, row, channels].to(torch.int64) & 15
             assert nibbles[lane, register].tolist() == wanted.tolist(), (lane, register)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_half_as_long_rows_of_k_are_read_without_bank_conflicts(head_dim: int) -> None:
+    """Rows of 32 bytes, and of 64: eight of them at equal chunk index must fall into eight groups of four banks."""
+    problem = Problem(head_dim, "bf16", False, "int4")
+    program = load_emulated(problem, CONFIGS["default"], L20, read_env(), workers=1, count_banks=True)
+    call_program(program, problem, program.config, *draw(problem, (1, 1, 128, 256)))
+    (reads,) = (use for use in program.bank_counts() if "load_matrix_x4(k," in use.text)
+    # 8 warps, 4 tiles, 4 pairs of 8-key tiles, steps of 64 channels; four 8 x 16-byte matrices are 512 bytes
+    assert reads.accesses == 8 * 4 * 4 * head_dim // 64
+    assert reads.wavefronts == 4 * reads.accesses
