@@ -15,7 +15,15 @@ from sagegen.cli.options import config_option, gpu_option, json_option, make_con
 @config_option
 @problem_options
 @json_option
-def command(gpu_name: str, config_name: str, head_dim: str, dtype: str, is_causal: bool, as_json: bool) -> None:
+def command(
+    gpu_name: str,
+    config_name: str,
+    head_dim: str,
+    dtype: str,
+    is_causal: bool,
+    precision: str,
+    as_json: bool,
+) -> None:
     """Compile a config and print what it takes.
 
     Needs nvcc but no GPU. What was compiled before comes from the kernel store. A kernel that does not compile is
@@ -34,7 +42,7 @@ def command(gpu_name: str, config_name: str, head_dim: str, dtype: str, is_causa
     from sagegen.toolkit import find_toolkit
 
     gpu = find_gpu(gpu_name)
-    problem = make_problem(head_dim, dtype, is_causal)
+    problem = make_problem(head_dim, dtype, is_causal, precision)
     make_config(config_name, Target(gpu, problem))  # a wrong name is told before nvcc is looked for
     env = read_env()
     toolkit = find_toolkit(env)

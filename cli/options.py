@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 import click
 
-from sagegen.problem import DTYPES, HEAD_DIMS, Dtype, Problem
+from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Dtype, Precision, Problem
 from sagegen.rules import Target, check_config, default_config
 from sagegen.space import Config, parse_config
 
@@ -17,12 +17,16 @@ gpu_option = click.option("--gpu", "gpu_name", required=True, metavar="NAME", he
 config_option = click.option(
     "--config", "config_name", required=True, metavar="NAME", help="Config by its name, or `default`."
 )
+precision_option = click.option(
+    "--precision", type=click.Choice(PRECISIONS), default="int8", show_default=True, help="How Q and K are quantized."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
 def problem_options(command: Command) -> Command:
-    """Adds --head-dim, --dtype and --causal; `make_problem` takes their values."""
+    """Adds --head-dim, --dtype, --causal and --precision; `make_problem` takes their values."""
     for option in (
+        precision_option,
         click.option("--causal", "is_causal", is_flag=True, help="Causal mask."),
         click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Input dtype."),
         click.option(
@@ -37,9 +41,10 @@ def problem_options(command: Command) -> Command:
     return command
 
 
-def make_problem(head_dim: str, dtype: str, is_causal: bool) -> Problem:
+def make_problem(head_dim: str, dtype: str, is_causal: bool, precision: str = "int8") -> Problem:
     known: dict[str, Dtype] = {name: name for name in get_args(Dtype)}
-    return Problem(int(head_dim), known[dtype], is_causal)
+    precisions: dict[str, Precision] = {name: name for name in get_args(Precision)}
+    return Problem(int(head_dim), known[dtype], is_causal, precisions[precision])
 
 
 def make_config(name: str, target: Target) -> Config:

@@ -14,7 +14,15 @@ from sagegen.cli.options import config_option, gpu_option, make_config, make_pro
 @config_option
 @problem_options
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; else stdout.")
-def command(gpu_name: str, config_name: str, head_dim: str, dtype: str, is_causal: bool, output: Path | None) -> None:
+def command(
+    gpu_name: str,
+    config_name: str,
+    head_dim: str,
+    dtype: str,
+    is_causal: bool,
+    precision: str,
+    output: Path | None,
+) -> None:
     """Print the CUDA source of a config.
 
     The source is one self-contained .cu that plain nvcc compiles.
@@ -27,7 +35,7 @@ def command(gpu_name: str, config_name: str, head_dim: str, dtype: str, is_causa
     from sagegen.render import render
     from sagegen.rules import Target
 
-    problem = make_problem(head_dim, dtype, is_causal)
+    problem = make_problem(head_dim, dtype, is_causal, precision)
     text = render(problem, make_config(config_name, Target(find_gpu(gpu_name), problem))).text
     if output is None:
         click.echo(text, nl=False)

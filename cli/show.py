@@ -13,6 +13,7 @@ from sagegen.cli.options import json_option, make_problem, problem_options
 
 if TYPE_CHECKING:
     from sagegen.entry import Entry
+    from sagegen.problem import Problem
     from sagegen.tuning.distances import CaseDistances, Distance
 
 _WIDTH = 240
@@ -48,6 +49,7 @@ def command(
     head_dim: str,
     dtype: str,
     is_causal: bool,
+    precision: str,
     as_json: bool,
 ) -> None:
     """Show the tuned registry, one problem's entries, a journal's winners, or the search space.
@@ -59,7 +61,7 @@ def command(
     slowest valid config that was measured; `winner` is how many times faster the winner is, with a 95 % interval where
     both ran in the same rounds. `screen` marks times that are of no finals.
 
-    --head-dim, --dtype and --causal say for which problem --space counts valid configs.
+    --head-dim, --dtype, --causal and --precision say for which problem --space counts valid configs.
 
     \b
     Example:
@@ -72,7 +74,7 @@ def command(
     from sagegen.problem import parse_problem
 
     if show_space:
-        _show_space(gpu_name, head_dim, dtype, is_causal, as_json)
+        _show_space(gpu_name, make_problem(head_dim, dtype, is_causal, precision), as_json)
         return
     if problem_name is not None:
         parse_problem(problem_name)
@@ -223,12 +225,11 @@ def _distance_cells(distance: Distance) -> tuple[str, ...]:
     )
 
 
-def _show_space(gpu_name: str | None, head_dim: str, dtype: str, is_causal: bool, as_json: bool) -> None:
+def _show_space(gpu_name: str | None, problem: Problem, as_json: bool) -> None:
     from sagegen.gpu import find_gpu
     from sagegen.rules import Target, valid_configs
     from sagegen.space import FAMILIES
 
-    problem = make_problem(head_dim, dtype, is_causal)
     target = Target(find_gpu(gpu_name), problem) if gpu_name else None
     families = [
         {

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import json_option, make_problem
+from sagegen.cli.options import json_option, make_problem, precision_option
 from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
 from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem
@@ -47,6 +47,7 @@ _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 @click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
 @click.option("--full", "mask", flag_value="full", help="Only without a mask.")
 @click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
+@precision_option
 @click.option("--tokens", type=Choices(_TOKENS), default=",".join(_TOKENS), show_default=True,
               help="Lengths to tune at, each with the bucket around it, separated by commas.")
 @click.option("--budget", "budget_s", type=Duration(),
@@ -75,6 +76,7 @@ def command(
     head_dims: tuple[str, ...],
     dtypes: tuple[str, ...],
     mask: str,
+    precision: str,
     tokens: tuple[str, ...],
     budget_s: float | None,
     trials: int | None,
@@ -104,6 +106,7 @@ def command(
       sagegen tune --gpu h200 --head-dim 128 --causal --budget 6m
       sagegen tune --gpu h200 --head-dim 64 --tokens 8192,16384 --budget 8m
       sagegen tune --gpu rtx4090 --offline -o tuned/rtx4090.yaml
+      sagegen tune --gpu rtx4090 --offline --precision int4
     """
     from sagegen.cli.watch import Watcher
     from sagegen.env import read_env
@@ -122,7 +125,7 @@ def command(
     path = output or env.tuned_dir / f"{gpu.name}.yaml"
     _require_writable(path, gpu)
     toolkit = find_toolkit(env)
-    problems = _make_problems(head_dims, dtypes, mask)
+    problems = _make_problems(head_dims, dtypes, mask, precision)
     request = Request(
         gpu,
         problems,
@@ -147,10 +150,15 @@ def command(
 # fmt: on
 
 
-def _make_problems(head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str) -> tuple[Problem, ...]:
+def _make_problems(
+    head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str, precision: str
+) -> tuple[Problem, ...]:
     masks = {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
     return tuple(
-        make_problem(head_dim, dtype, causal) for head_dim in head_dims for dtype in dtypes for causal in masks
+        make_problem(head_dim, dtype, causal, precision)
+        for head_dim in head_dims
+        for dtype in dtypes
+        for causal in masks
     )
 
 

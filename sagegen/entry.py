@@ -7,15 +7,19 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sagegen.problem import Bucket
+from sagegen.problem import Bucket, Precision, parse_problem
 
 #: Callers that an entry is for where a bucket has two: those that ask for more accuracy, and those that want speed.
 Tier = Literal["fine", "coarse"]
-#: Cosines against FP64 by input kind, and the relative L1 of normal inputs, that make a config fine.
-FINE_COSINES: Mapping[str, float] = {"normal": 0.9993, "channel_offsets": 0.9989}
-FINE_RELATIVE_L1 = 0.038
-#: Of an entry whose accuracy is not known.
-ASSUMED_COSINE = 0.999
+#: By precision: cosines against FP64 by input kind, and the relative L1 of normal inputs, that make a config fine.
+#: INT4's are what scales per thread reach and coarser ones miss (docs/numerics.md).
+FINE_COSINES: Mapping[Precision, Mapping[str, float]] = {
+    "int8": {"normal": 0.9993, "channel_offsets": 0.9989},
+    "int4": {"normal": 0.978, "channel_offsets": 0.865},
+}
+FINE_RELATIVE_L1: Mapping[Precision, float] = {"int8": 0.038, "int4": 0.21}
+#: By precision, of an entry whose accuracy is not known; INT4's is that of its coarsest scales.
+ASSUMED_COSINES: Mapping[Precision, float] = {"int8": 0.999, "int4": 0.97}
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -121,6 +125,10 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
         return Bucket(self.bucket.kv_min, self.bucket.kv_max)
 
     @property
+    def precision(self) -> Precision:
+        return parse_problem(self.problem).precision
+
+    @property
     def measured(self) -> bool:
         return self.provenance.kind == "measured"
 
@@ -133,13 +141,13 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
 
         Who asks for the cosine of the fine tier does not get a coarse kernel, whatever made that coarse.
         """
-        is_below_tier = self.tier == "coarse" and min_cosine >= FINE_COSINES["normal"]
+        is_below_tier = self.tier == "coarse" and min_cosine >= FINE_COSINES[self.precision]["normal"]
         return not is_below_tier and reaches(self.known_cosine, min_cosine)
 
     @property
     def known_cosine(self) -> float:
         """On normal inputs; what is assumed where that was not measured."""
-        return ASSUMED_COSINE if self.min_cosine is None else self.min_cosine
+        return ASSUMED_COSINES[self.precision] if self.min_cosine is None else self.min_cosine
 
     @property
     def known_figures(self) -> dict[str, dict[str, float]]:
@@ -161,7 +169,8 @@ def reaches(cosine: float, floor: float) -> bool:
     return max(cosine, round(cosine, 4)) >= floor
 
 
-def is_fine(figures: Mapping[str, Mapping[str, float]]) -> bool:
+def is_fine(figures: Mapping[str, Mapping[str, float]], precision: Precision = "int8") -> bool:
     """Whether accuracy figures by input kind are those of the fine tier; what was not measured counts as reached."""
-    cosines = all(reaches(figures[kind]["cosine"], floor) for kind, floor in FINE_COSINES.items() if kind in figures)
-    return cosines and figures.get("normal", {}).get("relative_l1", 0.0) <= FINE_RELATIVE_L1
+    floors = FINE_COSINES[precision]
+    cosines = all(reaches(figures[kind]["cosine"], floor) for kind, floor in floors.items() if kind in figures)
+    return cosines and figures.get("normal", {}).get("relative_l1", 0.0) <= FINE_RELATIVE_L1[precision]

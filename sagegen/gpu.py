@@ -47,9 +47,9 @@ class Gpu:
         l2_bytes: L2 cache.
         bandwidth_gbs: device memory bandwidth by its data sheet, GB/s.
         boost_mhz: boost clock by its data sheet.
-        peaks: dense rate of the whole chip, 1e12 operations per second, by kind of mma.sync: `s8` (INT32 accumulator),
-            `e4m3f32`, `f16f32`, `bf16f32` (FP32 accumulator), `e4m3f16` (FP16 accumulator). A kind that the chip has no
-            unit for is absent.
+        peaks: dense rate of the whole chip, 1e12 operations per second, by kind of mma.sync: `s8`, `s4` (INT32
+            accumulator), `e4m3f32`, `f16f32`, `bf16f32` (FP32 accumulator), `e4m3f16` (FP16 accumulator). A kind that
+            the chip has no unit for is absent.
         source: where the figures are from.
         siblings: GPUs whose tuned entries may be borrowed, best first.
         measured: what a probe said; the model prefers it to the rest of the row. It is the same GPU with and without.
@@ -126,29 +126,30 @@ def _gpu(
 _TABLE = (
     _gpu("a100", "sm_80", ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB"),
          sms=108, l2_mib=40, bandwidth_gbs=2039, boost_mhz=1410,
-         peaks={"s8": 624, "f16f32": 312, "bf16f32": 312},
+         peaks={"s8": 624, "s4": 1248, "f16f32": 312, "bf16f32": 312},
          source="NVIDIA A100 data sheet (SXM; 80 GB, the 40 GB card has 1555 GB/s)"),
     _gpu("rtx3090", "sm_86", ("NVIDIA GeForce RTX 3090",),
          sms=82, l2_mib=6, bandwidth_gbs=936, boost_mhz=1695,
-         peaks={"s8": 284, "f16f32": 71, "bf16f32": 71},
+         peaks={"s8": 284, "s4": 568, "f16f32": 71, "bf16f32": 71},
          source="NVIDIA Ampere GA102 whitepaper v2.1, appendix A"),
     _gpu("l20", "sm_89", ("NVIDIA L20",),
          sms=92, l2_mib=96, bandwidth_gbs=864, boost_mhz=2520,
-         peaks={"s8": 239, "e4m3f32": 239, "e4m3f16": 239, "f16f32": 119.5, "bf16f32": 119.5}, siblings=("l40", "l40s"),
-         source="NVIDIA L20 data sheet; SMs, clock, L2: TopCPU. INT8 has half of a GeForce's rate per SM, as on L40"),
+         peaks={"s8": 239, "s4": 478, "e4m3f32": 239, "e4m3f16": 239, "f16f32": 119.5, "bf16f32": 119.5},
+         siblings=("l40", "l40s"),
+         source="NVIDIA L20 data sheet; SMs, clock, L2: TopCPU. INT8, INT4: half a GeForce's rate per SM, as on L40"),
     _gpu("l40", "sm_89", ("NVIDIA L40",),
          sms=142, l2_mib=96, bandwidth_gbs=864, boost_mhz=2490,
-         peaks={"s8": 362, "e4m3f32": 362, "e4m3f16": 362, "f16f32": 181.05, "bf16f32": 181.05},
+         peaks={"s8": 362, "s4": 724, "e4m3f32": 362, "e4m3f16": 362, "f16f32": 181.05, "bf16f32": 181.05},
          siblings=("l20", "l40s"),
          source="NVIDIA L40 data sheet"),
     _gpu("l40s", "sm_89", ("NVIDIA L40S",),
          sms=142, l2_mib=96, bandwidth_gbs=864, boost_mhz=2520,
-         peaks={"s8": 733, "e4m3f32": 733, "e4m3f16": 733, "f16f32": 362.05, "bf16f32": 362.05},
+         peaks={"s8": 733, "s4": 1466, "e4m3f32": 733, "e4m3f16": 733, "f16f32": 362.05, "bf16f32": 362.05},
          siblings=("l40", "l20"),
-         source="NVIDIA L40S data sheet"),
+         source="NVIDIA L40S data sheet; INT4: twice INT8, as on the other AD102 (RTX 4090, L40)"),
     _gpu("rtx4090", "sm_89", ("NVIDIA GeForce RTX 4090",),
          sms=128, l2_mib=72, bandwidth_gbs=1008, boost_mhz=2520,
-         peaks={"s8": 660.6, "e4m3f32": 330.3, "e4m3f16": 660.6, "f16f32": 165.2, "bf16f32": 165.2},
+         peaks={"s8": 660.6, "s4": 1321.2, "e4m3f32": 330.3, "e4m3f16": 660.6, "f16f32": 165.2, "bf16f32": 165.2},
          source="NVIDIA Ada GPU architecture whitepaper v2.1, appendix A"),
     _gpu("h20", "sm_90", ("NVIDIA H20",),
          sms=78, l2_mib=60, bandwidth_gbs=4000, boost_mhz=1980,

@@ -62,9 +62,10 @@ class Layout:
     """Byte sizes of one config's tiles.
 
     Attributes:
-        q_tile_bytes: INT8 query tile in MMA fragment order.
+        qk_row_bytes: row of a tile of Q or K: INT8, or two INT4 in a byte.
+        q_tile_bytes: query tile in MMA fragment order, or as shared memory has it (`wgmma`).
         k_spans: sets of K_GROUPS scales that a K tile carries.
-        k_tile_bytes: INT8 K tile, swizzled, without its trailer.
+        k_tile_bytes: K tile, swizzled, without its trailer.
         k_record_bytes: K tile, its scales, then one bit per key that holds a NaN or Inf; what one bulk copy brings.
         v_tile_bytes: V tile in shared memory: e4m3 transposed, or the caller's 16-bit rows.
         v_record_bytes: quantized V tile and its bits of non-finite keys; 0 when V is not quantized.
@@ -76,6 +77,7 @@ class Layout:
         smem_bytes: dynamic shared memory of the attention kernel.
     """
 
+    qk_row_bytes: int
     q_tile_bytes: int
     k_spans: int
     k_tile_bytes: int
@@ -94,7 +96,8 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     """The layout of `config` for `problem`'s head dim."""
     k_spans = 1 if config.granularity == "block" else max(1, config.block_k // config.k_span)
     key_bits = 0 if config.family == "wgmma" else config.block_k // 8
-    k_tile = config.block_k * problem.head_dim
+    qk_row = problem.head_dim // 2 if config.qk == "s4" else problem.head_dim
+    k_tile = config.block_k * qk_row
     k_record = round_up(k_tile + k_spans * K_GROUPS * 4 + key_bits, 16)
     v_tile = config.block_k * problem.head_dim * (1 if config.quantizes_v else _IO_BYTES)
     v_record = round_up(v_tile + key_bits, 16) if config.quantizes_v else 0
@@ -105,13 +108,14 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     delta_offset = round_up(k_record, align) + round_up(max(v_tile, v_record) + ones, align)
     stage = delta_offset + round_up(delta, align)
     barriers = 0
-    q_tile = config.block_q * problem.head_dim
+    q_tile = config.block_q * qk_row
     if config.family == "wgmma":  # and of two works: Q, its scales, and what belongs to the KV head
         barriers = BARRIER_BYTES + q_tile + 2 * 4 * (config.block_q + config.head_rows * problem.head_dim)
     staged_q = _staged_q_bytes(config, problem)
     if staged_q:  # and what the lse of two works adds
         barriers += staged_q + 2 * 4 * config.block_q
     return Layout(
+        qk_row_bytes=qk_row,
         q_tile_bytes=q_tile,
         k_spans=k_spans,
         k_tile_bytes=k_tile,

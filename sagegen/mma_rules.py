@@ -5,6 +5,7 @@ from __future__ import annotations
 from sagegen.layout import make_layout
 from sagegen.problem import Problem
 from sagegen.rule import Rule, Target, Version
+from sagegen.smoothing_rules import SEARCHED, SMOOTH_Q, searched_margin, smooth_q_margin
 from sagegen.space import MmaConfig
 
 #: Registers per thread that the loop needs beside its tiles: addresses, row maxima, sums, scales, loop state.
@@ -24,7 +25,8 @@ def accumulator_registers(config: MmaConfig, problem: Problem) -> int:
     m_tiles = max(1, config.rows_per_warp // 16)
     output = m_tiles * problem.head_dim // 2
     scores = m_tiles * config.block_k // 2
-    query = m_tiles * problem.head_dim // 8 if config.q_operand == "reg" else 4 * m_tiles
+    steps = problem.head_dim // (64 if config.qk == "s4" else 32)
+    query = 4 * m_tiles * (steps if config.q_operand == "reg" else 1)
     return output + scores + query
 
 
@@ -86,24 +88,28 @@ def _accum_depth(config: MmaConfig, _: Target) -> float:
     return config.accum_depth - config.block_k
 
 
+def _int4_units(config: MmaConfig, target: Target) -> float:
+    return 1 if config.qk == "s4" and "s4" not in target.gpu.peaks else 0
+
+
 def _spans(config: MmaConfig, _: Target) -> float:
     if config.granularity == "block":  # spans are not used: one spelling only
         return abs(config.q_span - 32) + abs(config.k_span - 64)
     return max(config.k_span - config.block_k, config.q_span - config.block_q)
 
 
-def _smooth_q(config: MmaConfig, _: Target) -> float:
-    if not config.smooths_q:
-        return 0 if config.delta == "f32" else 1  # no delta S: one spelling only
-    return config.block_q % config.mean_span
-
-
 #: Parameters that the sizes of tiles in shared memory follow from.
-_TILES = ("block_q", "block_k", "stages", "pv", "granularity", "k_span", "q_operand", "mean_span", "delta")
+_TILES = ("block_q", "block_k", "stages", "pv", "granularity", "k_span", "q_operand", "mean_span", "delta", "qk")
 
 MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("pv_arch", "e4m3 matrix products need sm_89 or later", _pv_arch, reads=("pv",)),
     Rule("pv_dtype", "P·V in 16 bits takes V as it is, so its type is the problem's dtype", _pv_dtype, reads=("pv",)),
+    Rule("int4_operands", "two values in a byte are INT4's; INT8 has none to halve",
+         lambda c, t: 1 if c.qk == "s4" and t.problem.precision != "int4" else 0, reads=("qk",)),
+    Rule("int4_magic", "the bias costs P up to 1.5 steps of a score, which for INT4 are worth 330 of INT8's: rows of 0",
+         lambda c, t: 1 if c.conversion == "magic" and t.problem.precision == "int4" else 0, reads=("conversion",)),
+    Rule("int4_units", "sm_80, 86 and 89 have INT4 units; later ones have a routine of 190 instructions", _int4_units,
+         reads=("qk",)),
     Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit, reads=("pv",)),
     Rule("rows_low", "a warp owns at least one 16-row MMA tile",
          lambda c, _: 16 - c.rows_per_warp, reads=("block_q", "warps")),
@@ -113,8 +119,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
          _accum_depth, reads=("block_k", "pv", "accum_depth", "smooth_v")),
     Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans,
          reads=("block_q", "block_k", "granularity", "q_span", "k_span")),
-    Rule("smooth_q", "whole spans of means in a query tile; delta S has a type where Q is smoothed", _smooth_q,
-         reads=("block_q", "mean_span", "delta")),
+    Rule("smooth_q", SMOOTH_Q, smooth_q_margin, reads=("block_q", "mean_span", "delta")),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block, reads=_TILES),
     Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency, reads=(*_TILES, "min_blocks")),
@@ -131,6 +136,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
 )  # fmt: skip
 
 MMA_SEARCH_RULES: tuple[Rule[MmaConfig], ...] = (
+    Rule("searched", SEARCHED, searched_margin, reads=("block_q", "mean_span", "rotate")),
     Rule("fp16_peaks", "p_max and v_max change what FP16 sums are worth, not their speed", _fp16_peaks,
          reads=("pv", "accum_depth", "p_max", "v_max")),
 )  # fmt: skip
@@ -140,6 +146,7 @@ def default_mma_config(target: Target) -> MmaConfig:
     """Conservative, and valid on every known GPU."""
     dtype_pv = "f16f32" if target.problem.dtype == "fp16" else "bf16f32"
     native_fp8 = target.gpu.compute_capability in (89, 120)
+    is_int4 = target.problem.precision == "int4"  # what 15 values need: smoothed Q, and rotation
     return MmaConfig(
         block_q=128,
         block_k=64,
@@ -155,4 +162,8 @@ def default_mma_config(target: Target) -> MmaConfig:
         # 16 registers less than in registers: no spills, emulated FP8 on sm_90 included
         q_operand="smem" if native_fp8 else "reg",
         min_blocks=1,
+        qk="s4" if is_int4 and "s4" in target.gpu.peaks else "s8",
+        mean_span=128 if is_int4 else 0,
+        delta="f16" if is_int4 else "f32",
+        rotate="yes" if is_int4 else "no",
     )

@@ -23,7 +23,7 @@ class Operands:
     """Quantized Q, K and V of a call, float32. `rows` are those of all query heads that share a KV head, head by head.
 
     Attributes:
-        q8, k8: whole numbers, [batch, heads_kv, rows, dim] and [batch, heads_kv, kv_len, dim].
+        q8, k8: whole numbers, of INT4 as of INT8, [batch, heads_kv, rows, dim] and [batch, heads_kv, kv_len, dim].
         q_scale: of scores in log2 units, [batch, heads_kv, rows, 1].
         k_scale: [batch, heads_kv, kv_len, 1].
         k_peak: largest |K - mean|, [batch, heads_kv, 1, 1].
@@ -94,15 +94,15 @@ def make_operands(
     centred = k.float() - mean
     k_peak = centred.abs().amax((2, 3), keepdim=True)
     least_q, least_k = _least_scales(k_peak, scale) if config.bounds_steps else (None, None)
-    gamma_q, delta = q.float(), None
+    least_q = None if least_q is None else least_q.repeat_interleave(group, 1)
+    gamma_q, gamma_k, delta = q.float(), centred, None
     if config.smooths_q:
         smoothed = smooth_queries(q, config)
         gamma_q, delta = smoothed.gamma, _make_delta(smoothed.means, q.shape[2], k, mean, config, scale)
-    gamma_k = centred
     if config.rotates:
         gamma_q, gamma_k = rotate(gamma_q), rotate(gamma_k)
-    q8, q_scale = quantize_queries(gamma_q, config, None if least_q is None else least_q.repeat_interleave(group, 1))
-    k8, k_scale = quantize_keys(gamma_k, config, least_k)
+    q8, q_scale = quantize_queries(gamma_q, config, problem.precision, least_q)
+    k8, k_scale = quantize_keys(gamma_k, config, problem.precision, least_k)
     values, v_scale, v_mean = quantize_values(v, config)
     row = torch.arange(q.shape[2], device=q.device).repeat(group)[:, None]
     return Operands(

@@ -189,7 +189,7 @@ def _region_sizes(
     channels = kv_heads * problem.head_dim
     counter = _COUNTER_BYTES if config.is_persistent else 0
     return {
-        "q_tiles_offset": rows * problem.head_dim,
+        "q_tiles_offset": rows * layout.qk_row_bytes,
         "q_scales_offset": rows * 4,
         "lse_bias_offset": rows * 4 if want_lse else 0,
         "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,

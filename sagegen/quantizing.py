@@ -1,15 +1,17 @@
-"""The arithmetic of quantized kernels in PyTorch: rounding to INT8 and E4M3, and the FP8 tensor core's sums.
+"""The arithmetic of quantized kernels in PyTorch: rounding to INT8, INT4 and E4M3, and the FP8 tensor core's sums.
 
 Sources: SageAttention2 (arXiv 2411.10958) for the groups of the scales and the E4M3 P·V.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 
 from sagegen.layout import K_GROUPS
+from sagegen.problem import Precision
 from sagegen.space import Config
 
 #: Of FP8 products. An FP32 one is `fp22` in tensor cores with FP8 units, and elsewhere `fp32`, which loses nothing; an
@@ -17,6 +19,8 @@ from sagegen.space import Config
 Accumulator = Literal["fp32", "fp22", "fp16", "fp16_halves"]
 
 INT8_MAX = 127.0
+#: Largest value of Q and K that a scale maps to.
+QK_MAX: Mapping[Precision, float] = {"int8": INT8_MAX, "int4": 7.0}
 E4M3_MAX = 448.0
 #: Keys of one FP8 matrix instruction (m16n8k32, m64nNk32): the accumulator is cut after each.
 MMA_KEYS = 32
@@ -27,9 +31,9 @@ _NO_EXPONENT = -100
 
 
 def quantize_queries(
-    q: torch.Tensor, config: Config, least: torch.Tensor | None = None
+    q: torch.Tensor, config: Config, precision: Precision = "int8", least: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """INT8 queries as whole float32 numbers, and one scale per row, [batch, heads, q_len, 1].
+    """Queries of `precision` as whole float32 numbers, and one scale per row, [batch, heads, q_len, 1].
 
     `least`: lower limit of a head's scales, [batch, heads, 1, 1].
 
@@ -43,13 +47,13 @@ def quantize_queries(
         groups = rows // config.q_span
     else:
         groups = rows // config.q_span * 8 + rows % 8
-    return _quantize(q, groups, config, least)
+    return _quantize(q, groups, config, precision, least)
 
 
 def quantize_keys(
-    k: torch.Tensor, config: Config, least: torch.Tensor | None = None
+    k: torch.Tensor, config: Config, precision: Precision = "int8", least: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """INT8 keys as whole float32 numbers, and one scale per key, [batch, heads, kv_len, 1].
+    """Keys of `precision` as whole float32 numbers, and one scale per key, [batch, heads, kv_len, 1].
 
     `least`: lower limit of a head's scales, [batch, heads, 1, 1].
 
@@ -63,22 +67,26 @@ def quantize_keys(
         groups = keys // config.k_span
     else:
         groups = keys // config.k_span * K_GROUPS + keys % 8 // 2
-    return _quantize(k, groups, config, least)
+    return _quantize(k, groups, config, precision, least)
 
 
 def _quantize(
-    x: torch.Tensor, groups: torch.Tensor, config: Config, least: torch.Tensor | None
+    x: torch.Tensor, groups: torch.Tensor, config: Config, precision: Precision, least: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to INT8 with scale max|x| / 127 of the token's group, or `least` of its head; a group of zeros has 1."""
+    """Round to whole numbers with scale max|x| / QK_MAX of the token's group, or `least` of its head.
+
+    A group of zeros has scale 1.
+    """
+    largest = QK_MAX[precision]
     peaks = group_peaks(x, groups)
     # the last bit of a scale now and then rounds to another integer, so that families differ
-    group_scales = peaks * (1 / INT8_MAX) if config.family == "wgmma" else peaks / INT8_MAX
+    group_scales = peaks * (1 / largest) if config.family == "wgmma" else peaks / largest
     scales = group_scales[:, :, groups].unsqueeze(-1)
     if least is not None:
         scales = torch.maximum(scales, least)
     scales = torch.where(scales > 0, scales, 1)
     # times the reciprocal, as kernels do: a quotient rounds to another integer now and then
-    return (x * (1 / scales)).round().clamp(-INT8_MAX, INT8_MAX), scales
+    return (x * (1 / scales)).round().clamp(-largest, largest), scales
 
 
 def group_peaks(x: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

@@ -184,7 +184,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
         "math",
         f"convert_{problem.dtype}",
         "shared_memory",
-        "mma_s8",
+        f"mma_{config.qk}",
         "mma_e4m3_f16" if config.sums_in_fp16 else f"mma_{config.pv.removesuffix('f32')}",
     ]
     if config.quantizes_v:

@@ -9,7 +9,7 @@ from sagegen.errors import ConfigError
 from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config
 from sagegen.rule import DEFAULT_TOOLKIT, Broken, Rule, Target, Version
 from sagegen.space import FAMILIES, Config, Space
-from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
+from sagegen.wgmma_rules import WGMMA_RULES, WGMMA_SEARCH_RULES, default_wgmma_config
 
 __all__ = [
     "DEFAULT_TOOLKIT",
@@ -28,7 +28,7 @@ __all__ = [
 #: By family.
 RULES: Mapping[str, tuple[Rule[Any], ...]] = {"mma": MMA_RULES, "wgmma": WGMMA_RULES}
 #: By family: what a tuning run leaves out although it is valid, since times cannot tell it from what it tries.
-SEARCH_RULES: Mapping[str, tuple[Rule[Any], ...]] = {"mma": MMA_SEARCH_RULES, "wgmma": ()}
+SEARCH_RULES: Mapping[str, tuple[Rule[Any], ...]] = {"mma": MMA_SEARCH_RULES, "wgmma": WGMMA_SEARCH_RULES}
 
 
 def broken_rules(config: Config, target: Target) -> list[Broken]:
@@ -91,5 +91,5 @@ def _allowed_configs(space: Space, rules: Iterable[Rule[Any]], target: Target) -
 
 def default_config(target: Target) -> Config:
     """The config that is measured first and used where nothing was tuned: of the family made for the GPU."""
-    own = default_wgmma_config()
+    own = default_wgmma_config(target.problem.precision)
     return default_mma_config(target) if broken_rules(own, target) else own

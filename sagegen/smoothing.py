@@ -1,7 +1,7 @@
 """What makes Q and K easier to quantize, in PyTorch as kernels do it: Q's span means, delta S, and rotation.
 
-Sources: SageAttention2 (arXiv 2411.10958, section 3.2) for smoothing Q and for delta S. Rotating what smoothing has left
-by a Hadamard matrix changes no score, and evens out the channels (docs/numerics.md).
+Sources: SageAttention2 (arXiv 2411.10958, section 3.2) for smoothing Q and for delta S. Rotating what smoothing has
+left by a Hadamard matrix changes no score, and evens out the channels (docs/numerics.md).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def span_means(q: torch.Tensor, span: int) -> torch.Tensor:
         q: [batch, heads, q_len, dim], fp16 or bf16.
     """
     means = []
-    for part in q.float().split(span, 2):
+    for part in torch.split(q.float(), span, 2):
         share = torch.tensor(1 / part.shape[2], dtype=torch.float32, device=q.device)
         means.append(_add_rows(part, share).to(q.dtype).float())
     return torch.cat(means, 2)
@@ -42,7 +42,7 @@ def token_mean(k: torch.Tensor, config: Config) -> torch.Tensor:
     split = tokens_of_split(k.shape[0] * k.shape[1] * config.measured_tensors, k.shape[2])
     one = torch.ones((), device=k.device)
     total = torch.zeros_like(k[:, :, :1], dtype=torch.float32)
-    for part in k.float().split(split, 2):
+    for part in torch.split(k.float(), split, 2):
         total = total + _add_rows(part, one)
     return total / k.shape[2]
 
@@ -50,12 +50,12 @@ def token_mean(k: torch.Tensor, config: Config) -> torch.Tensor:
 def _add_rows(x: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
     """Sum of `share` times each row, float32 [batch, heads, 1, dim].
 
-    As a block of the statistics adds up: each of its rows of threads has every so many rows of the tensor, and then their
-    sums are added one after another. A multiplication and an addition are rounded once.
+    As a block of the statistics adds up: each of its rows of threads has every so many rows of the tensor, and then
+    their sums are added one after another. A multiplication and an addition are rounded once.
     """
     rows_at_once = QUANTIZE_THREADS * 8 // x.shape[-1]
     partial = x.new_zeros(*x.shape[:2], rows_at_once, x.shape[3])
-    for rows in x.split(rows_at_once, 2):
+    for rows in torch.split(x, rows_at_once, 2):
         count = rows.shape[2]
         partial[:, :, :count] = (rows.double() * share.double() + partial[:, :, :count]).float()
     total = partial[:, :, :1]
@@ -75,9 +75,10 @@ def rotate(x: torch.Tensor) -> torch.Tensor:
     """
     dim = x.shape[-1]
     for bit in (1 << shift for shift in range(dim.bit_length() - 1)):
-        low, high = x.unflatten(-1, (dim // (2 * bit), 2, bit)).unbind(-2)
+        low, high = x.reshape(*x.shape[:-1], dim // (2 * bit), 2, bit).unbind(-2)
         x = torch.stack((low + high, low - high), -2).flatten(-3)
-    return x * dim**-0.5
+    rotated: torch.Tensor = x * dim**-0.5
+    return rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,9 @@ class DeltaS:
         Summed as a chain of matrix instructions does, since a last bit can decide how fp16 rounds.
         """
         total = self.means.new_zeros(())
-        for means, own in zip(self.means.split(_STEP, -1), self.keys[:, :, keys].split(_STEP, -1), strict=True):
+        for means, own in zip(
+            torch.split(self.means, _STEP, -1), torch.split(self.keys[:, :, keys], _STEP, -1), strict=True
+        ):
             total = (total.double() + means.double() @ own.double().transpose(-1, -2)).float()
         delta = (total - self.centre) * self.factor
         if self.is_half:
@@ -116,7 +119,7 @@ class DeltaS:
 
 
 def mean_products(means: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-    """Products of Q's means with K's, [batch, heads_kv, spans, 1], float32, each half of the channels one after another.
+    """Products of Q's means with K's, float32 [batch, heads_kv, spans, 1]; half of the channels after the other.
 
     Args:
         means: [batch, heads_kv, spans, dim].

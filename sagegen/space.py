@@ -73,6 +73,9 @@ MMA_PARAMS = (
     _mean_span(64, 128),
     _DELTA,
     _ROTATE,
+    Param(
+        "qk", "qk", ("s8", "s4"), "operands of Q·K^T: INT8, which carry INT4 values too, or two INT4 in a byte", "s8"
+    ),
 )
 
 
@@ -100,6 +103,7 @@ class MmaConfig:
     mean_span: int = 0
     delta: str = "f32"
     rotate: str = "no"
+    qk: str = "s8"
 
     family: ClassVar[str] = "mma"
     arch_suffix: ClassVar[str] = ""
@@ -224,6 +228,7 @@ class WgmmaConfig:
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
     params: ClassVar[tuple[Param, ...]] = WGMMA_PARAMS
+    qk: ClassVar[str] = "s8"
     pv: ClassVar[str] = "e4m3f32"
     p_max: ClassVar[int] = 448
     v_max: ClassVar[float] = 448

@@ -29,7 +29,7 @@ _SPAN = 1023
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One key tile: float32 whole scores [batch, heads, rows, keys], their factors, which of them are masked, delta S if any."""
+    """One key tile: float32 whole scores [batch, heads, rows, keys], their factors, which are masked, and delta S."""
 
     keys: slice
     integers: torch.Tensor

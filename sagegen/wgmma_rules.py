@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sagegen.layout import make_layout
-from sagegen.problem import Problem
+from sagegen.problem import Precision, Problem
 from sagegen.rule import Rule, Target
+from sagegen.smoothing_rules import SEARCHED, SMOOTH_Q, searched_margin, smooth_q_margin
 from sagegen.space import WgmmaConfig
 
 #: Registers per thread that the loop needs beside its tiles, at least. nvcc 13.0 on the 216 configs of two stages that
@@ -49,17 +50,15 @@ def _packed(config: WgmmaConfig, _: Target) -> float:
     return 1 if config.bounds_steps and config.row_sum != "ones" else 0
 
 
+def _exponent(config: WgmmaConfig, target: Target) -> float:
+    return 1 if config.bounds_steps and target.problem.precision == "int4" else 0
+
+
 def _spans(config: WgmmaConfig, _: Target) -> float:
     """A packed exponent takes one step for all of a row's scores."""
     if config.bounds_steps:
         return abs(config.block_k - config.k_span)
     return config.block_k % config.k_span
-
-
-def _smooth_q(config: WgmmaConfig, _: Target) -> float:
-    if not config.smooths_q:
-        return 0 if config.delta == "f32" else 1  # no delta S: one spelling only
-    return config.block_q % config.mean_span
 
 
 def _plain_scores(config: WgmmaConfig, _: Target) -> float:
@@ -75,17 +74,22 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("two_level", "a tile's own P V leaves room for two consumers and tiles of 128 keys at most", _two_level),
     Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
-    Rule("smooth_q", "whole spans of means in a query tile; delta S has a type where Q is smoothed", _smooth_q),
+    Rule("smooth_q", SMOOTH_Q, smooth_q_margin),
     Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
          "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores),
+    Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
     Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers),
 )  # fmt: skip
 
 
-def default_wgmma_config() -> WgmmaConfig:
+WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (Rule("searched", SEARCHED, searched_margin),)
+
+
+def default_wgmma_config(precision: Precision = "int8") -> WgmmaConfig:
     """The exact exponent on three consumers: fastest on an H200 of those that need no run-time fallback."""
+    is_int4 = precision == "int4"  # what 15 values need: smoothed Q, and rotation
     return WgmmaConfig(
         consumers=3,
         block_k=128,
@@ -98,4 +102,7 @@ def default_wgmma_config() -> WgmmaConfig:
         exponent="mufu",
         launch="early",
         q_quantizer="kernel",
+        mean_span=192 if is_int4 else 0,
+        delta="f16" if is_int4 else "f32",
+        rotate="yes" if is_int4 else "no",
     )

@@ -221,9 +221,10 @@ def load_emulated(
         render(problem, config, target="host"), gpu.compute_capability, env, workers=workers, count_banks=count_banks
     )
     mask = " --causal" if problem.is_causal else ""
+    precision = "" if problem.precision == "int8" else f" --precision {problem.precision}"
     program.show_command = (
         f"sagegen render --gpu {gpu.name} --config {config.name} --head-dim {problem.head_dim} "
-        f"--dtype {problem.dtype}{mask}"
+        f"--dtype {problem.dtype}{mask}{precision}"
     )
     return program
 

@@ -10,6 +10,7 @@ import torch
 
 from sagegen import reference
 from sagegen.measuring.call import Allocator, bind_call
+from sagegen.measuring.floors import Floor, captured_floor, find_floor
 from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, InputKind, Inputs, make_inputs
 from sagegen.plan import Loaded
 from sagegen.problem import Problem
@@ -35,43 +36,6 @@ class Figures:
     scale_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class Floor:
-    """What the figures of one input kind must reach.
-
-    Attributes:
-        cosine: compared at the four decimals that papers print: E4M3 P·V gives 0.99930 +- 0.00003 on normal inputs.
-        scale: how far the scale ratio may be from 1.
-        row_error: upper limit of each row's |o - r| / |r|, for one row of garbage hides in sums over all. INT8 alone
-            gives up to 0.07 on normal inputs, 0.45 on outliers, 0.2 on a model's own; garbage gives 1.4.
-        relative_l2, relative_error: upper limits; the second is of each element.
-        lse_error: upper limit of the lse's error, absolute; None leaves the lse unchecked.
-    """
-
-    cosine: float = 0.999
-    scale: float = 0.01
-    row_error: float = 0.15
-    relative_l2: float = math.inf
-    relative_error: float = math.inf
-    lse_error: float | None = None
-
-
-#: By input kind; kinds without a row take DEFAULT_FLOOR.
-FLOORS: Mapping[str, Floor] = {
-    "normal": Floor(cosine=0.999),  # what any caller gets; `entry.FINE_COSINES` says who is better
-    "k_offset": Floor(lse_error=0.01),
-    "channel_offsets": Floor(cosine=0.9985, row_error=0.3),
-    "outliers": Floor(cosine=0.998, row_error=0.9),
-    "v_constant": Floor(relative_error=0.01),
-    "v_offset_long": Floor(relative_l2=0.05),
-    "v_one_long": Floor(relative_l2=0.05),
-    "v_one_4k": Floor(relative_l2=0.01),
-    "off_edge": Floor(lse_error=0.01),
-    "few_keys": Floor(lse_error=0.1),
-}
-DEFAULT_FLOOR = Floor()
-#: Of captured inputs. Their scale ratio varies by 2 % from INT8 alone.
-CAPTURED_FLOOR = Floor(cosine=0.9993, scale=0.02, row_error=0.5)
 #: The kind that runs twice and must give the same bits.
 REPEATED_KIND = "normal"
 
@@ -121,13 +85,13 @@ class Cases:
         """The case of one of the kinds, or of captured inputs added before."""
         if (problem, kind) not in self._cases:
             inputs = make_inputs(self._kinds[kind], problem, self.device)
-            self._cases[problem, kind] = _make_case(inputs, problem, FLOORS.get(kind, DEFAULT_FLOOR))
+            self._cases[problem, kind] = _make_case(inputs, problem, find_floor(kind, problem.precision))
         return self._cases[problem, kind]
 
     def add_captured(self, problem: Problem, kind: str, inputs: Inputs) -> None:
         """Keep a model's own inputs, of the problem's head dim, as a further kind; they take the problem's dtype."""
         inputs = inputs.map(lambda x: x.to(self.device, DTYPES[problem.dtype]))
-        self._cases[problem, kind] = _make_case(inputs, problem, CAPTURED_FLOOR)
+        self._cases[problem, kind] = _make_case(inputs, problem, captured_floor(problem.precision))
 
     def forget(self) -> None:
         """Drop all cases, after a candidate wrote into their memory."""

@@ -100,7 +100,8 @@ def find_distances(records: Iterable[Record]) -> list[CaseDistances]:
 def _cases(records: Sequence[Record]) -> Iterator[tuple[int, _Case]]:
     """By length, what the records of one problem say."""
     screened = [r for r in attempts(records).values() if r.outcome == "ok" and not r.shared_from]
-    fine = frozenset(record.config for record in screened if is_fine(record.figures))
+    precision = parse_problem(records[0].problem).precision
+    fine = frozenset(record.config for record in screened if is_fine(record.figures, precision))
     default = _default_of(records)
     for tokens in sorted({samples.tokens for record in screened for samples in record.samples}):
         screens = {r.config: s for r in screened for s in r.samples if s.tokens == tokens}

@@ -58,7 +58,7 @@ def _registry_incumbents(targets: dict[Problem, Target], env: Env, *, fine: bool
     for problem, target in targets.items():
         registry = load_registry(target.gpu.name, env)
         for length in TUNED_LENGTHS:
-            found = registry.find(problem, length.tokens, FINE_COSINES["normal"] if fine else 0.0)
+            found = registry.find(problem, length.tokens, FINE_COSINES[problem.precision]["normal"] if fine else 0.0)
             if fine and found and found[0].tier != "fine":
                 continue
             config = parse_config(found[0].config) if found and found[0].config else None

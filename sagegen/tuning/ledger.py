@@ -154,7 +154,7 @@ class Ledger:
         return [c for c in ranked if not self.records[problem, c].shared_from][:count]
 
     def is_fine(self, problem: Problem, config: Config) -> bool:
-        return is_fine(self.records[problem, config].figures)
+        return is_fine(self.records[problem, config].figures, problem.precision)
 
     def works(self, problem: Problem, config: Config) -> bool:
         record = self.records.get((problem, config))

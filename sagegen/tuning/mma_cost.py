@@ -46,15 +46,15 @@ def _unit_clocks(tile: Tile) -> dict[str, float]:
     # scale-and-subtract FFMA, row sum FADD; the magic bias is the first MMA's constant operand and costs nothing
     full_rate = scores * 2 + config.block_q * head_dim * _output_updates(config, tile.tiles)
     packed_cvt = scores / 2
-    pv_step = 32 if config.quantizes_v else 16
+    qk_step, pv_step = 64 if config.qk == "s4" else 32, 32 if config.quantizes_v else 16
     warp_instructions = (
         (half_rate + full_rate + scores + packed_cvt) / 32  # `scores`: one ex2 each
-        + scores * head_dim / (16 * 8) * (1 / 32 + 1 / pv_step)  # mma
+        + scores * head_dim / (16 * 8) * (1 / qk_step + 1 / pv_step)  # mma
         + shared_bytes / 512  # ldmatrix.x4
         + config.warps * _TILE_INSTRUCTIONS
     )
     return {
-        "matrix": products / matrix_rate(tile.gpu, "s8") + products / matrix_rate(tile.gpu, config.pv),
+        "matrix": products / matrix_rate(tile.gpu, config.qk) + products / matrix_rate(tile.gpu, config.pv),
         "mufu": scores / rate("ex2", _MUFU),
         "half_rate": (
             scores / rate("max", _HALF_RATE)

@@ -161,10 +161,10 @@ class _OfflineRun:
         best = next((survivor for survivor, _ in self._passing(problem, length)), None)
         if best is None:
             return {}
-        if is_fine(self.records[self._record_index(best)].figures):
+        if is_fine(self.records[self._record_index(best)].figures, problem.precision):
             return {None: best}
         tried = itertools.islice(self._passing(problem, length), 1 + _FINE_TRIES)
-        fine = next((s for s, figures in tried if figures and is_fine(figures)), None)
+        fine = next((s for s, figures in tried if figures and is_fine(figures, problem.precision)), None)
         return {"coarse": best, "fine": fine} if fine else {None: best}
 
     def _passing(

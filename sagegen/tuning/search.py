@@ -120,7 +120,8 @@ class Searcher:
 
     def best(self, tokens: int | None = None, count: int = 1, *, fine: bool = False) -> list[Config]:
         """The best measured configs: of all or of the fine ones, over all lengths or by the time at `tokens`."""
-        wanted = [c for c in self.objectives if not fine or is_fine(self.records[c].figures)]
+        precision = self.target.problem.precision
+        wanted = [c for c in self.objectives if not fine or is_fine(self.records[c].figures, precision)]
         if tokens is None:
             return sorted(wanted, key=lambda config: self.objectives[config])[:count]
         timed = {c: us for c in wanted if (us := self.records[c].median_call_us(tokens)) is not None}

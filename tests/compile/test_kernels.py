@@ -26,6 +26,7 @@ Sass = Callable[[Built, str], str]
 #: One GPU per architecture.
 ONE_PER_ARCH = {GPUS[name].arch: name for name in ("a100", "rtx3090", "l20", "h200", "rtx5090")}
 PROBLEMS = [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]
+INT4 = Problem(128, "bf16", is_causal=False, precision="int4")
 #: Configs that differ in every structural parameter, beside the defaults.
 DIVERSE = (
     "mma_bq64_bk64_w4_st3_pvbf16f32_ad0_cvmagic_grwarp_qs16_ks64_rsskip_qosmem_mb2",
@@ -102,6 +103,37 @@ def test_the_compiler_refuses_sums_beyond_fp16(tmp_path: Path) -> None:
     (failure,) = build_batch([render(problem, config)], "sm_89", Store(tmp_path), find_toolkit(read_env())).values()
     assert isinstance(failure, BuildFailure)
     assert "a sum of products of P and V leaves the range of FP16" in str(failure)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "rtx3090", "l20"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_int4_by_default_is_the_native_instruction_without_spills(
+    build: Build, sass: Sass, gpu: str, head_dim: int
+) -> None:
+    problem = replace(INT4, head_dim=head_dim, is_causal=True)
+    config = default_config(Target(find_gpu(gpu), problem))
+    built = build(find_gpu(gpu).arch, [render(problem, config)])[0]
+    for role, used in built.resources.items():
+        assert used.spill_store_bytes == used.spill_load_bytes == 0, role
+    text = sass(built, "attention")
+    assert "IMMA.16832" not in text
+    # per warp and tile: 8 key tiles x half the channel steps of INT8
+    assert len(re.findall(r"IMMA\.16864\.S4\.S4", text)) == 8 * head_dim // 64
+
+
+def test_int4_in_int8_operands_is_int8s_instruction(build: Build, sass: Sass) -> None:
+    config = replace(default_config(Target(find_gpu("l20"), INT4)), qk="s8")
+    text = sass(build("sm_89", [render(INT4, config)])[0], "attention")
+    assert len(re.findall(r"IMMA\.16832\.S8\.S8", text)) == 8 * 4
+    assert "S4" not in text
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
+def test_packed_int4_is_a_routine_where_there_are_no_units(build: Build, sass: Sass, arch: str) -> None:
+    """Why the rule refuses it there; it still compiles, to be checked for its results."""
+    text = sass(build(arch, [render(INT4, default_config(Target(find_gpu("a100"), INT4)))])[0], "attention")
+    assert "IMMA.16864" not in text
+    assert "CALL" in text
 
 
 @pytest.mark.parametrize("conversion", ["i2f", "magic"])

@@ -28,6 +28,9 @@ def test_the_default_config_is_printed() -> None:
 def test_the_options_make_the_problem() -> None:
     result = run("--gpu", "a100", "--config", "default", "--head-dim", "64", "--dtype", "fp16", "--causal")
     assert "attention_d64_fp16_causal_int8_mma_" in result.stdout
+    result = run("--gpu", "a100", "--config", "default", "--precision", "int4")
+    assert "attention_d128_bf16_full_int4_mma_" in result.stdout
+    assert "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32" in result.stdout
 
 
 def test_a_config_is_taken_by_its_name() -> None:

@@ -186,6 +186,11 @@ def test_the_problems_are_the_product_of_what_is_asked(stage: Stage) -> None:
     ]
 
 
+def test_int4_is_tuned_when_it_is_asked_for(stage: Stage) -> None:
+    stage.invoke("--head-dim", "64", "--full", "--precision", "int4")
+    assert [problem.name for problem in stage.requests[0].problems] == ["d64_bf16_full_int4"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "budget_s", "trials"),
     [((), 360.0, None), (("--budget", "90s"), 90.0, None), (("--trials", "7"), None, 7),

@@ -10,7 +10,8 @@ import torch
 
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, POINTERS
 from sagegen.measuring.call import call_program
-from sagegen.measuring.gate import CAPTURED_FLOOR, FLOORS, Cases, Figures, GuardedAllocator, figures, run_gate
+from sagegen.measuring.floors import CAPTURED_FLOOR, FLOORS, INT4_FLOORS, Floor, find_floor
+from sagegen.measuring.gate import Cases, Figures, GuardedAllocator, figures, run_gate
 from sagegen.measuring.inputs import DTYPES, EMULATED_KINDS, INPUT_KINDS, ZERO_CHANNEL, load_captured
 from sagegen.problem import Problem, Shape
 from sagegen.reference import attention, quantized_attention
@@ -266,6 +267,64 @@ def test_fault_is_caught_and_named(kind, harm, reason, small_cases):
     assert not any(math.isnan(f.cosine) for f in result.figures.values())
 
 
+# --- INT4
+
+
+def negate_one_row(call, q, k, v, out, lse, workspace):
+    out[0, 0, 5] *= -1
+
+
+INT4 = [replace(problem, precision="int4") for problem in (CAUSAL, FULL)]
+#: The coarsest scales, whose INT4 must pass too.
+BLOCK = replace(CONFIG, granularity="block")
+
+
+def int4(problem, config, change=lambda k: k):
+    """An INT4 kernel's numerics; `change` sees K as the kernel would misread it."""
+
+    def attend(q, k, v, scale):
+        q, k, v = (x.nan_to_num(0, 0, 0) for x in (q, k, v))
+        out, lse = quantized_attention(q, change(k), v, problem, config, scale=scale)
+        return out, lse
+
+    return attend
+
+
+@pytest.mark.parametrize("problem", INT4, ids=lambda p: p.name)
+@pytest.mark.parametrize("config", [CONFIG, BLOCK], ids=lambda c: c.granularity)
+def test_int4_of_any_granularity_passes_floors_of_its_own(problem, config):
+    kinds = [kind for kind in EMULATED_KINDS if kind != "non_finite"]
+    result = run_gate(
+        CpuProgram(problem, int4(problem, config)), problem, config, Cases("cpu", EMULATED_KINDS), kinds=kinds
+    )
+    assert (result.passed, result.reason) == (True, "")
+    assert result.figures["normal"].cosine < FLOORS["normal"].cosine
+
+
+@pytest.mark.parametrize(
+    ("change", "harm", "reason"),
+    [
+        (lambda k: k.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), None, "normal: cosine"),  # nibbles swapped
+        (lambda k: k[:, :, torch.arange(k.shape[2]) ^ 1], None, "normal: cosine"),  # keys swapped
+        (lambda k: k, scaled(0.97), "normal: scale ratio 0.9"),
+        (lambda k: k, negate_one_row, "normal: a row is off by 1.9"),
+    ],
+)
+def test_int4_faults_are_caught_by_its_floors(change, harm, reason):
+    problem = INT4[1]
+    program = CpuProgram(problem, int4(problem, CONFIG, change), harm)
+    result = run_gate(program, problem, CONFIG, Cases("cpu", EMULATED_KINDS), kinds=["normal"])
+    assert not result.passed
+    assert result.reason.startswith(reason)
+
+
+def test_int4_floors_are_looser_where_scores_count_and_the_same_elsewhere():
+    for kind in {*INPUT_KINDS, *EMULATED_KINDS}:
+        own, int8 = find_floor(kind, "int4"), find_floor(kind, "int8")
+        assert int8 == FLOORS.get(kind, Floor())
+        assert own == int8 if "v_o" in kind or kind in ("v_constant", "large_logits") else own.cosine < int8.cosine
+
+
 def test_passing_candidate_leaves_no_reason(small_cases):
     result = run_gate(CpuProgram(CAUSAL, exact(CAUSAL)), CAUSAL, CONFIG, small_cases, kinds=["normal", "gqa"])
     assert (result.passed, result.reason, list(result.figures)) == (True, "", ["normal", "gqa"])
@@ -293,6 +352,7 @@ def test_spoiled_inputs_are_made_again():
 
 def test_floors_name_kinds_that_exist():
     assert set(FLOORS) <= {*INPUT_KINDS, *EMULATED_KINDS}
+    assert set(INT4_FLOORS) <= {*INPUT_KINDS, *EMULATED_KINDS}
 
 
 def test_guarded_memory_starts_as_nan_between_zones():

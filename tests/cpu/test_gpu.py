@@ -12,15 +12,16 @@ from sagegen.errors import UnknownNameError
 from sagegen.gpu import GPUS, DetectedGpu, detect_gpus, find_gpu, is_visible, match_gpu
 
 #: Multiply-adds count as two. Operations per clock and SM of the tensor cores, from the architecture whitepapers
-#: (GA100: 1024 FP16 FMA per SM; GA10x, AD10x, GB20x: 512, halved with FP32 accumulator on GeForce, doubled for 8 bits);
-#: L40 and L20 have half of that throughout by their data sheets. Only those of GeForce tell FP8's accumulators apart.
+#: (GA100: 1024 FP16 FMA per SM; GA10x, AD10x, GB20x: 512, halved with FP32 accumulator on GeForce, doubled for 8 bits
+#: and once more for 4, which GB20x has no units for); L40 and L20 have half of that throughout by their data sheets.
+#: Only those of GeForce tell FP8's accumulators apart.
 OPS_PER_CLOCK_AND_SM = {
-    "a100": {"s8": 4096, "f16f32": 2048},
-    "rtx3090": {"s8": 2048, "f16f32": 512},
-    "l20": {"s8": 1024, "e4m3f32": 1024, "e4m3f16": 1024, "f16f32": 512},
-    "l40": {"s8": 1024, "e4m3f32": 1024, "e4m3f16": 1024, "f16f32": 512},
-    "l40s": {"s8": 2048, "e4m3f32": 2048, "e4m3f16": 2048, "f16f32": 1024},
-    "rtx4090": {"s8": 2048, "e4m3f32": 1024, "e4m3f16": 2048, "f16f32": 512},
+    "a100": {"s8": 4096, "s4": 8192, "f16f32": 2048},
+    "rtx3090": {"s8": 2048, "s4": 4096, "f16f32": 512},
+    "l20": {"s8": 1024, "s4": 2048, "e4m3f32": 1024, "e4m3f16": 1024, "f16f32": 512},
+    "l40": {"s8": 1024, "s4": 2048, "e4m3f32": 1024, "e4m3f16": 1024, "f16f32": 512},
+    "l40s": {"s8": 2048, "s4": 4096, "e4m3f32": 2048, "e4m3f16": 2048, "f16f32": 1024},
+    "rtx4090": {"s8": 2048, "s4": 4096, "e4m3f32": 1024, "e4m3f16": 2048, "f16f32": 512},
     "rtx5090": {"s8": 2048, "e4m3f32": 1024, "e4m3f16": 2048, "f16f32": 512},
 }
 
@@ -34,6 +35,11 @@ def test_peaks_follow_from_clock_sms_and_the_architecture(name: str) -> None:
 
 def test_h200_has_the_measured_rates() -> None:
     assert dict(GPUS["h200"].peaks) == {"s8": 1148, "f16f32": 629, "bf16f32": 629}
+
+
+def test_int4_peaks_are_listed_only_where_mma_sync_has_int4_units() -> None:
+    with_int4 = {gpu.name for gpu in GPUS.values() if "s4" in gpu.peaks}
+    assert with_int4 == {gpu.name for gpu in GPUS.values() if gpu.arch in ("sm_80", "sm_86", "sm_89")}
 
 
 def test_fp8_peaks_are_listed_only_where_mma_sync_has_fp8_units() -> None:

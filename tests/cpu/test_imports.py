@@ -68,6 +68,7 @@ ORDER = (
     # judging it
     "measuring.call",
     "measuring.inputs",
+    "measuring.floors",
     "measuring.gate",
     "emulator.agreement",
     "measuring.emulated",

@@ -19,9 +19,9 @@ BF16 = replace(FP8, pv="bf16f32", accum_depth=0, q_operand="smem", stages=3)
 PROBLEM = Problem(128, "bf16", is_causal=True)
 
 
-def plan(shape: Shape, config: object = FP8, want_lse: bool = True) -> Plan:
+def plan(shape: Shape, config: object = FP8, want_lse: bool = True, problem: Problem = PROBLEM) -> Plan:
     own = Strides(1, 2, 3)
-    return make_plan(PROBLEM, config, shape, TensorStrides(own, own, own, own), 0.125, want_lse)  # type: ignore[arg-type]
+    return make_plan(problem, config, shape, TensorStrides(own, own, own, own), 0.125, want_lse)  # type: ignore[arg-type]
 
 
 def constants(made: Plan) -> dict[str, float]:
@@ -34,6 +34,13 @@ def test_fp8_tiles_by_hand() -> None:
     assert layout.k_record_bytes == 64 * 128 + 16 + 8 + 8  # four scales, 64 bits, up to a multiple of 16
     assert layout.v_record_bytes == 64 * 128 + 8 + 8
     assert layout.smem_bytes == 2 * (8448 + 8448)
+
+
+def test_packed_int4_tiles_by_hand() -> None:
+    layout = make_layout(replace(FP8, qk="s4", q_operand="smem"), replace(PROBLEM, precision="int4"))
+    assert layout.q_tile_bytes == 128 * 64
+    assert layout.k_record_bytes == 64 * 64 + 16 + 8 + 8
+    assert layout.smem_bytes == 2 * (64 * 64 + 256 + 8448) + 128 * 64  # records round up to 256
 
 
 def test_16_bit_tiles_by_hand() -> None:
@@ -84,6 +91,12 @@ def test_the_workspace_of_one_tile_by_hand() -> None:
     made = plan(Shape(1, 1, 1, 1, 1), want_lse=False)
     # query tile, scales, K record, V record, sums, peaks, V scales; the records round up to 256
     assert made.workspace_bytes == 128 * 128 + 512 + 0 + 8448 + 8448 + 512 + 512 + 512
+
+
+def test_the_workspace_of_one_packed_int4_tile_by_hand() -> None:
+    made = plan(Shape(1, 1, 1, 1, 1), replace(FP8, qk="s4"), False, replace(PROBLEM, precision="int4"))
+    # as above with half the bytes in the query tile and in the K record's tile, whose trailer takes 256 more
+    assert made.workspace_bytes == 128 * 64 + 512 + 0 + (64 * 64 + 256) + 8448 + 512 + 512 + 512
 
 
 def test_long_offsets_keep_64_bits() -> None:

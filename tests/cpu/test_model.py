@@ -85,6 +85,17 @@ def test_no_prediction_beats_the_matrix_units() -> None:
     assert prediction.kernel_us >= bound
 
 
+def test_packed_int4_has_the_rate_of_its_units_and_half_the_bytes() -> None:
+    problem = replace(D128, precision="int4")
+    container, packed = (predict(replace(CONFIG, qk=qk), problem, LONG, ADA[0]) for qk in ("s8", "s4"))
+    bound = LONG.flops(D128) / 2 * (1 / 1321.2e12 + 1 / 330.3e12) * 1e6  # Ada whitepaper's peaks
+    assert packed.units_us["matrix"] == pytest.approx(bound)
+    assert container.units_us == predict(CONFIG, D128, LONG, ADA[0]).units_us
+    assert packed.units_us["shared"] < container.units_us["shared"]
+    assert packed.units_us["issue"] < container.units_us["issue"]
+    assert packed.kernel_us < container.kernel_us
+
+
 def test_spills_cost_time() -> None:
     clean, spilling = (predict(CONFIG, D128, LONG, ADA[0], Measured(168, spill)).kernel_us for spill in (0, 400))
     assert spilling > clean

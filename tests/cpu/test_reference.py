@@ -209,6 +209,26 @@ def test_int8_rounds_to_even_with_scale_of_the_largest():
     assert q8.flatten().tolist() == [127, 0, 2, -2, -127, 126]
 
 
+def test_int4_rounds_to_even_with_scale_of_the_largest_over_7():
+    x = torch.tensor([7.0, 0.5, 1.5, -2.5, -7.0, 6.4]).reshape(1, 1, 1, -1)
+    q4, scale = quantizing.quantize_queries(x, CONFIG, "int4")
+    assert scale.item() == 1
+    assert q4.flatten().tolist() == [7, 0, 2, -2, -7, 6]
+
+
+def test_an_int4_element_14_times_below_the_largest_is_lost():
+    x = torch.tensor([14.0, 1.01, 1.0, -0.99]).reshape(1, 1, 1, -1)  # paper: 14x below becomes 0
+    k4, scale = quantizing.quantize_keys(x, CONFIG, "int4")
+    assert scale.item() == 2
+    assert k4.flatten().tolist() == [7, 1, 0, 0]
+
+
+def test_an_int4_group_of_zeros_has_scale_one():
+    q4, scale = quantizing.quantize_queries(torch.zeros(1, 1, 8, 4), CONFIG, "int4")
+    assert scale.flatten().tolist() == [1] * 8
+    assert q4.abs().max() == 0
+
+
 def test_group_of_zeros_has_scale_one():
     q8, scale = quantizing.quantize_keys(torch.zeros(1, 1, 8, 4), CONFIG)
     assert scale.flatten().tolist() == [1] * 8

@@ -562,6 +562,19 @@ def test_a_coarse_kernel_is_not_for_who_asks_for_the_fine_tier():
     assert make_entry(min_cosine=0.99927).serves(0.9993)  # the only one of its bucket
 
 
+def test_int4_has_a_fine_tier_of_its_own():
+    figures = {"normal": {"cosine": 0.979, "relative_l1": 0.207}, "channel_offsets": {"cosine": 0.8785}}
+    assert is_fine(figures, "int4")
+    assert not is_fine(figures)
+    assert not is_fine({"normal": {"cosine": 0.9726, "relative_l1": 0.233}}, "int4")
+    problem = Problem(128, "bf16", False, "int4")
+    assert make_entry(problem=problem, min_cosine=None).known_cosine == 0.97
+    assert not make_entry(problem=problem, min_cosine=None).serves(0.999)  # what callers ask for who say nothing
+    coarse = make_entry(problem=problem, tier="coarse", min_cosine=0.9785)
+    assert coarse.serves(0.97)
+    assert not coarse.serves(0.978)
+
+
 def test_torch_is_for_everyone_and_its_kernel_is_not():
     entry = make_entry(answer="sdpa", min_cosine=0.9991)
     assert entry.serves(0.9999)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sagegen.problem import Problem
+from sagegen.problem import PRECISIONS, Precision, Problem
 from sagegen.render import render
 from sagegen.space import MMA_PARAMS, MmaConfig, parse_config
 
@@ -25,15 +25,15 @@ def test_the_same_inputs_give_the_same_bytes() -> None:
     assert render(PROBLEM, FP8).text == render(PROBLEM, FP8).text
 
 
-@given(configs)
+@given(configs, st.sampled_from(PRECISIONS))
 @settings(max_examples=25)
-def test_every_config_renders_tidy_self_contained_text(config: MmaConfig) -> None:
-    source = render(PROBLEM, config)
+def test_every_config_renders_tidy_self_contained_text(config: MmaConfig, precision: Precision) -> None:
+    source = render(replace(PROBLEM, precision=precision), config)
     assert not re.search(r"\{\{|\{% |\{#", source.text), "Jinja left in the text"
     assert re.findall(r"#include.*", source.text) == ["#include <cstdint>"]
     for role in ("stats", "quantize", "attention"):
         assert source.text.count(f"\n{source.entry(role)}(\n") == 1  # type: ignore[arg-type]
-    names = {f"// {source.name}", *(f"{source.entry(role)}(" for role in source.roles)}
+    names = {f"// {source.name}", *(f"{source.entry(role)}(" for role in source.roles)}  # cannot be broken
     assert all(len(line) <= 120 or line in names for line in source.text.splitlines())
     assert "\n\n\n" not in source.text
     assert not re.search(r"[ \t]+\n", source.text)
@@ -66,7 +66,9 @@ def test_a_feature_that_is_off_renders_nothing() -> None:
     assert "quantize_v_tile" not in plain
     assert "MAGIC" not in plain
     assert "warp_any(grew)" not in plain
+    assert "INT4" not in plain
     assert "pack_e4m3" in render(PROBLEM, FP8).text
+    assert "INT4" in render(replace(PROBLEM, precision="int4"), BF16).text
     assert "MAGIC" in render(PROBLEM, replace(BF16, conversion="magic")).text
     assert "warp_any(grew)" in render(PROBLEM, replace(BF16, rescale="skip")).text
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sagegen.errors import ConfigError
 from sagegen.gpu import GPUS, find_gpu
 from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Problem
 from sagegen.rules import (
     Rule,
     Target,
@@ -28,7 +28,12 @@ L20_BF16 = Target(find_gpu("l20"), Problem(128, "bf16", is_causal=True))
 BASE = default_mma_config(L20_BF16)
 FP16_SUM = replace(BASE, pv="e4m3f16", p_max=224, v_max=4.5)
 
-problems = st.builds(Problem, st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES), st.booleans())
+INT4 = Problem(128, "bf16", is_causal=True, precision="int4")
+L20_INT4 = replace(L20_BF16, problem=INT4)
+
+problems = st.builds(
+    Problem, st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES), st.booleans(), st.sampled_from(PRECISIONS)
+)
 targets = st.builds(Target, st.sampled_from(sorted(GPUS)).map(find_gpu), problems)
 configs = st.builds(MmaConfig, **{p.name: st.sampled_from(p.values) for p in MMA_PARAMS})
 
@@ -49,6 +54,11 @@ def test_the_default_config_is_valid_everywhere(target: Target) -> None:
         ("pv_arch", BASE, Target(find_gpu("rtx3090"), L20_BF16.problem)),
         ("pv_dtype", replace(BASE, pv="f16f32", accum_depth=0), L20_BF16),
         ("pv_dtype", replace(BASE, pv="bf16f32", accum_depth=0), Target(find_gpu("l20"), Problem(64, "fp16", False))),
+        ("int4_operands", replace(BASE, qk="s4"), L20_BF16),
+        ("int4_units", replace(BASE, qk="s4"), Target(find_gpu("h200"), INT4)),
+        ("int4_units", replace(BASE, qk="s4"), Target(find_gpu("rtx5090"), INT4)),
+        ("int4_magic", replace(BASE, conversion="magic"), L20_INT4),
+        ("int4_magic", replace(BASE, conversion="magic", qk="s4"), L20_INT4),
         ("toolkit", BASE, replace(L20_BF16, toolkit=(12, 3))),
         ("toolkit", BASE, Target(find_gpu("rtx5090"), L20_BF16.problem, (12, 6))),
         ("rows_low", replace(BASE, block_q=64), L20_BF16),
@@ -176,6 +186,31 @@ def test_an_older_toolkit_never_accepts_more(config: MmaConfig, target: Target) 
     assert broken(config, target) <= broken(config, replace(target, toolkit=(12, 2)))
 
 
+@given(configs, targets)
+def test_packed_int4_is_valid_where_its_container_is_and_the_gpu_has_the_units(
+    config: MmaConfig, target: Target
+) -> None:
+    target = replace(target, problem=replace(target.problem, precision="int4"))
+    packed, container = (broken(replace(config, qk=qk), target) for qk in ("s4", "s8"))
+    # "native on sm_80, 86, 89" (hardware.md); tiles of half the bytes fit wherever whole ones do
+    assert ("int4_units" in packed) == (target.gpu.compute_capability not in (80, 86, 89))
+    assert packed - {"int4_units"} <= container
+
+
+def test_the_default_of_int4_is_packed_where_there_are_units_and_a_container_elsewhere() -> None:
+    defaults = {name: default_config(Target(gpu, INT4)) for name, gpu in GPUS.items()}
+    assert {name for name, config in defaults.items() if config.qk == "s4"} == {
+        "a100",
+        "rtx3090",
+        "l20",
+        "l40",
+        "l40s",
+        "rtx4090",
+    }
+    assert {defaults[name].family for name in ("h20", "h100", "h200")} == {"wgmma"}
+    assert defaults["rtx5090"] == default_config(Target(find_gpu("rtx5090"), replace(INT4, precision="int8")))
+
+
 # --- wgmma
 
 H200 = Target(find_gpu("h200"), Problem(128, "bf16", is_causal=False))
@@ -200,6 +235,8 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
         ("overlap", replace(WGMMA, schedule="overlap", consumers=2, row_sum="fadd"), H200),
         ("overlap", replace(WGMMA, schedule="overlap", consumers=2, rescale="always"), H200),
         ("packed", replace(PACKED, row_sum="fadd"), H200),
+        ("exponent", PACKED, replace(H200, problem=INT4)),
+        ("exponent", replace(PACKED, exponent="mixed4"), replace(H200, problem=INT4)),
         # four stages of 32 KiB each for K and V
         ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),
         # what ptxas said of these: 1628 bytes spilled and C7512; 408 and C7512; more registers than there are
@@ -244,5 +281,5 @@ def test_the_default_of_hopper_is_wgmma_unless_the_toolkit_is_too_old() -> None:
 
 @given(wgmma_configs, problems)
 def test_a_wgmma_config_is_as_valid_causal_as_not_and_in_either_dtype(config: WgmmaConfig, problem: Problem) -> None:
-    other = replace(H200, problem=Problem(problem.head_dim, "fp16", not problem.is_causal))
+    other = replace(H200, problem=replace(problem, dtype="fp16", is_causal=not problem.is_causal))
     assert broken(config, replace(H200, problem=problem)) == broken(config, other)

@@ -23,12 +23,14 @@ E4M3 = "mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_q
 DEEP = "mma_bq128_bk64_w8_st3_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1"
 BF16 = "mma_bq128_bk64_w8_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
 FP16_SUMS = "mma_bq128_bk64_w8_st2_pve4m3f16_ad64_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1_pm224_vm4p5_svyes"
+INT4 = E4M3 + "_qks4"
 WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
 EARLY = WGMMA + "_laearly"
 PROLOGUE = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
 PACKED = "wgmma_c2_bk128_st3_scoverlap_acone_ks128_rsskip_suones_expacked"
 CAUSAL = Problem(64, "bf16", True)
 FULL = Problem(64, "bf16", False)
+CAUSAL_INT4 = Problem(128, "bf16", True, "int4")
 #: The loop's barrier, by the comment that stands beside it only there.
 LOOP_BARRIER = "device::block_sync();              //"
 
@@ -435,6 +437,37 @@ BUGS = [
         "wrong_result",
         "out_row",
         WGMMA,
+    ),
+    # two INT4 in a byte
+    Bug(
+        "nibbles_of_k_swapped",
+        (
+            (
+                "const uint32_t quantized = pack_int4(x, inverse);",
+                "uint32_t quantized = pack_int4(x, inverse);\n"
+                "        quantized = (quantized >> 4 & 0x0f0f0f0fu) | (quantized & 0x0f0f0f0fu) << 4;",
+            ),
+        ),
+        "wrong_result",
+        "out_row",
+        INT4,
+        CAUSAL_INT4,
+    ),
+    Bug(
+        "int4_that_reaches_8",
+        (("INT4_MAX = 7;", "INT4_MAX = 8;"),),  # 8 is stored as -8
+        "wrong_result",
+        "out_row",
+        INT4,
+        CAUSAL_INT4,
+    ),
+    Bug(
+        "second_step_of_int4_without_the_swizzle",
+        (("(k_lane ^ (32 * step))", "(k_lane + 32 * step)"),),
+        "uninitialized",
+        "load_matrix_x4(k,",
+        INT4,
+        CAUSAL_INT4,
     ),
     # queries that the attention kernel quantizes
     Bug(
