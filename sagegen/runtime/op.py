@@ -50,7 +50,8 @@ def attention(
         k, v: the same with heads_kv and kv_len; heads_kv divides heads_q (GQA).
         layout: `HND` or `NHD`.
         is_causal: query i sees key j when j <= i + kv_len - q_len, aligned bottom-right.
-        scale: multiplies q . k; any finite number. None is 1/sqrt(head_dim).
+        scale: multiplies q . k; any finite number that keeps logits below some thousands (docs/numerics.md, Limits).
+            None is 1/sqrt(head_dim).
         window: (left, right) keys that a query sees on each side of its causal position; -1 leaves a side open.
         attn_mask: bool (True is seen) or floating (added to the scores), broadcastable to
             [batch, heads_q, q_len, kv_len] in both layouts; combines with is_causal and window.
