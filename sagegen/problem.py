@@ -12,13 +12,13 @@ from typing import Literal, get_args
 from sagegen.errors import UnknownNameError
 
 Dtype = Literal["fp16", "bf16"]
-Precision = Literal["int8"]
+Precision = Literal["int8", "int4"]
 
 HEAD_DIMS = (64, 128)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
-_NAME = re.compile(r"d(\d+)_(fp16|bf16)_(causal|full)_(int8)")
+_NAME = re.compile(r"d(\d+)_(fp16|bf16)_(causal|full)_(int8|int4)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Problem:
         head_dim: channels per head, one of HEAD_DIMS.
         dtype: type of q, k, v and the output.
         is_causal: query i sees key j when j <= i + kv_len - q_len (bottom-right alignment).
-        precision: `int8` is SageAttention2-8b.
+        precision: of Q and K in Q·K^T. `int8` is SageAttention2-8b, `int4`, whose values are -7 to 7, SageAttention2-4b.
     """
 
     head_dim: int

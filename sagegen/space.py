@@ -79,7 +79,9 @@ class MmaConfig:
     family: ClassVar[str] = "mma"
     arch_suffix: ClassVar[str] = ""
     params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
+    smooths_q: ClassVar[bool] = False
     smooths_v: ClassVar[bool] = False
+    rotates: ClassVar[bool] = False
     bounds_steps: ClassVar[bool] = False
     head_rows: ClassVar[int] = 1
     statistics: ClassVar[int] = 1
@@ -172,6 +174,8 @@ class WgmmaConfig:
     statistics: ClassVar[int] = 4  # sum, largest, smallest and bad values of every channel
     is_persistent: ClassVar[bool] = True
     measured_tensors: ClassVar[int] = 2  # K and V, each by blocks of its own
+    smooths_q: ClassVar[bool] = False
+    rotates: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
