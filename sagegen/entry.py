@@ -7,15 +7,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sagegen.problem import Bucket
+from sagegen.problem import Bucket, Precision, parse_problem
 
 #: Callers that an entry is for where a bucket has two: those that ask for more accuracy, and those that want speed.
 Tier = Literal["fine", "coarse"]
 #: Cosines against FP64 by input kind, and the relative L1 of normal inputs, that make a config fine.
 FINE_COSINES: Mapping[str, float] = {"normal": 0.9993, "channel_offsets": 0.9989}
 FINE_RELATIVE_L1 = 0.038
-#: Of an entry whose accuracy is not known.
-ASSUMED_COSINE = 0.999
+#: Cosine on normal inputs that a kernel of a precision has at least: its accuracy floor. That is what a kernel is taken
+#: to have whose own was not measured.
+FLOOR_COSINES: Mapping[Precision, float] = {"int8": 0.999, "int4": 0.97}
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -121,8 +122,29 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
         return Bucket(self.bucket.kv_min, self.bucket.kv_max)
 
     @property
+    def precision(self) -> Precision:
+        return parse_problem(self.problem).precision
+
+    @property
     def measured(self) -> bool:
         return self.provenance.kind == "measured"
+
+    @property
+    def answer_tops(self) -> float | None:
+        """Measured rate of what answers in TOPS, quantizers included; None when it is not known."""
+        tops, ratio = self.figures.full_tops, self.figures.speed_vs_sdpa
+        if self.answer == "kernel" or tops is None:
+            return tops
+        return tops / ratio if ratio else None
+
+    def is_faster_than(self, other: Entry) -> bool:
+        """Whether its answer is known to take less time than `other`'s: measured, or predicted for the same shape."""
+        if self.answer_tops is not None and other.answer_tops is not None:
+            return self.answer_tops > other.answer_tops
+        own, others = self.figures.predicted_full_us, other.figures.predicted_full_us
+        if own is None or others is None or self.provenance.shape != other.provenance.shape:
+            return False
+        return own < others
 
     def serves(self, min_cosine: float) -> bool:
         """Whether it is accurate enough for a caller; torch is for all."""
@@ -138,8 +160,8 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def known_cosine(self) -> float:
-        """On normal inputs; what is assumed where that was not measured."""
-        return ASSUMED_COSINE if self.min_cosine is None else self.min_cosine
+        """On normal inputs; its precision's floor where that was not measured."""
+        return FLOOR_COSINES[self.precision] if self.min_cosine is None else self.min_cosine
 
     @property
     def known_figures(self) -> dict[str, dict[str, float]]:

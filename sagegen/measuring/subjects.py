@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sagegen.build import BuildFailure, build_batch
-from sagegen.entry import ASSUMED_COSINE
+from sagegen.entry import FLOOR_COSINES
 from sagegen.env import Env
 from sagegen.errors import BuildError, GpuMismatchError, RegistryError
 from sagegen.gpu import DetectedGpu, Gpu, detect_gpus
@@ -128,16 +128,17 @@ def emulated_subjects(
 
 
 def subject_for(
-    gpu: Gpu, problem: Problem, kv_len: int, env: Env, folder: Path, min_cosine: float = ASSUMED_COSINE
+    gpu: Gpu, problem: Problem, kv_len: int, env: Env, folder: Path, min_cosine: float | None = None
 ) -> Subject:
     """What a call with `kv_len` keys would run, SDPA aside: the registry's kernel, else the default config.
 
     Args:
-        min_cosine: the call's; a kernel that is below it is told by its origin.
+        min_cosine: the call's, None for its precision's floor; a kernel that is below it is told by its origin.
 
     Raises:
         RegistryError, ToolchainError, BuildError: as `tuned_subjects`.
     """
+    min_cosine = FLOOR_COSINES[problem.precision] if min_cosine is None else min_cosine
     found = lookup(gpu, problem, kv_len, env, min_cosine=min_cosine)
     if found is None or found.entry.config is None:
         return build_subjects(gpu, [problem], None, env)[0]

@@ -195,12 +195,12 @@ class Dispatcher:
         program: Loaded,
         explanation: Explanation,
     ) -> Answer:
-        assert checked.problem is not None
+        assert explanation.problem is not None
         q, k, v = copy_inputs(q, k, v, checked.copies)
         target = empty_output(q) if out is None else out
         strides = read_strides(q, k, v, target, options.layout)
         shape, want_lse = checked.shape, options.return_lse
-        plan = make_plan(checked.problem, program.config, shape, strides, checked.scale, want_lse)
+        plan = make_plan(explanation.problem, program.config, shape, strides, checked.scale, want_lse)
 
         def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
             return self.attention(q, k, v, None, out, *values)

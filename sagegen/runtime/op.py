@@ -55,9 +55,12 @@ def attention(
         window: (left, right) keys that a query sees on each side of its causal position; -1 leaves a side open.
         attn_mask: bool (True is seen) or floating (added to the scores), broadcastable to
             [batch, heads_q, q_len, kv_len] in both layouts; combines with is_causal and window.
-        precision: `auto`, `int8` or `int4`: how Q and K are quantized.
-        min_cosine: least cosine, against FP64 on normal inputs, of the kernel that may answer.
-        smooth_k, smooth_q, smooth_v, rotate: force a step of the quantizer on or off; None leaves it to the kernel.
+        precision: how Q and K are quantized: `int8`, `int4`, or `auto`: whichever tuned kernel is the fastest of those
+            that reach `min_cosine`, INT8 where that is not known.
+        min_cosine: least cosine, against FP64 on normal inputs, of the kernel that may answer. INT4 has 0.97 to 0.99:
+            it needs a lower one than the default.
+        smooth_k, smooth_q, smooth_v, rotate: True or False leave only tuned kernels that take that step of the
+            quantizer, or do not; None leaves it to the kernel. All kernels smooth K.
         return_lse: also return the log-sum-exp of the scores.
         out: written and returned instead of a new tensor; q's shape, dtype and device.
         backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. `emulator` runs an

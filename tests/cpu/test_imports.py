@@ -57,6 +57,7 @@ ORDER = (
     # answering a call
     "runtime.arguments",
     "runtime.explanation",
+    "runtime.precision",
     "runtime.choose",
     "runtime.fallback",
     "runtime.fetch",
