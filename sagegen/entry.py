@@ -14,9 +14,8 @@ Tier = Literal["fine", "coarse"]
 #: Cosines against FP64 by input kind, and the relative L1 of normal inputs, that make a config fine.
 FINE_COSINES: Mapping[str, float] = {"normal": 0.9993, "channel_offsets": 0.9989}
 FINE_RELATIVE_L1 = 0.038
-#: Cosine on normal inputs that a kernel of a precision has at least: its accuracy floor. That is what a kernel is taken
-#: to have whose own was not measured.
-FLOOR_COSINES: Mapping[Precision, float] = {"int8": 0.999, "int4": 0.97}
+#: By precision, of an entry whose accuracy is not known; INT4's is that of its coarsest scales.
+ASSUMED_COSINES: Mapping[Precision, float] = {"int8": 0.999, "int4": 0.97}
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -160,8 +159,8 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def known_cosine(self) -> float:
-        """On normal inputs; its precision's floor where that was not measured."""
-        return FLOOR_COSINES[self.precision] if self.min_cosine is None else self.min_cosine
+        """On normal inputs; what is assumed where that was not measured."""
+        return ASSUMED_COSINES[self.precision] if self.min_cosine is None else self.min_cosine
 
     @property
     def known_figures(self) -> dict[str, dict[str, float]]:

@@ -29,7 +29,7 @@ class Problem:
         head_dim: channels per head, one of HEAD_DIMS.
         dtype: type of q, k, v and the output.
         is_causal: query i sees key j when j <= i + kv_len - q_len (bottom-right alignment).
-        precision: of Q and K in Q·K^T. `int8` is SageAttention2-8b; `int4`, with values from -7 to 7, is 4b.
+        precision: of Q and K. `int8` is SageAttention2-8b; `int4`, with values from -7 to 7, SageAttention2-4b.
     """
 
     head_dim: int

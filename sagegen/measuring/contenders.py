@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
-from sagegen.entry import FLOOR_COSINES, Entry, Tier, is_fine, reaches
+from sagegen.entry import ASSUMED_COSINES, Entry, Tier, is_fine, reaches
 from sagegen.env import Env
 from sagegen.errors import RegistryError, UnknownNameError
 from sagegen.gpu import Gpu
@@ -49,7 +49,8 @@ class Contender:
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Callers that it is accurate enough for: a fine kernel is for all."""
-        if self.cosine is None or not reaches(self.cosine, FLOOR_COSINES[self.subject.problem.precision]):
+        precision = self.subject.problem.precision
+        if self.cosine is None or not reaches(self.cosine, ASSUMED_COSINES[precision]):
             return ()
         return ("fine", "coarse") if is_fine(self.figures) else ("coarse",)
 
@@ -138,7 +139,7 @@ def _best_entry(layers: Sequence[Layer], problem: Problem, kv_len: int, tier: Ti
         if entry.problem == problem.name
         and entry.config is not None
         and entry.lengths.holds(kv_len)
-        and reaches(entry.known_cosine, FLOOR_COSINES[problem.precision])
+        and reaches(entry.known_cosine, ASSUMED_COSINES[problem.precision])
         and (tier == "coarse" or is_fine(entry.known_figures))
     ]
     best = min(rows, key=lambda row: row[:3], default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sagegen.build import BuildFailure, build_batch
-from sagegen.entry import FLOOR_COSINES
+from sagegen.entry import ASSUMED_COSINES
 from sagegen.env import Env
 from sagegen.errors import BuildError, GpuMismatchError, RegistryError
 from sagegen.gpu import DetectedGpu, Gpu, detect_gpus
@@ -133,12 +133,12 @@ def subject_for(
     """What a call with `kv_len` keys would run, SDPA aside: the registry's kernel, else the default config.
 
     Args:
-        min_cosine: the call's, None for its precision's floor; a kernel that is below it is told by its origin.
+        min_cosine: the call's; a kernel below it is told by its origin. None: what all kernels of the precision reach.
 
     Raises:
         RegistryError, ToolchainError, BuildError: as `tuned_subjects`.
     """
-    min_cosine = FLOOR_COSINES[problem.precision] if min_cosine is None else min_cosine
+    min_cosine = ASSUMED_COSINES[problem.precision] if min_cosine is None else min_cosine
     found = lookup(gpu, problem, kv_len, env, min_cosine=min_cosine)
     if found is None or found.entry.config is None:
         return build_subjects(gpu, [problem], None, env)[0]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sagegen.entry import FLOOR_COSINES
+from sagegen.entry import ASSUMED_COSINES
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides, TensorStrides
 from sagegen.problem import HEAD_DIMS, Dtype, Problem, Shape
@@ -21,7 +21,7 @@ PRECISIONS = ("auto", "int8", "int4")
 #: Arguments that ask for a step of the quantizer, and the config's attribute that says whether it takes it.
 STEPS = {"smooth_q": "smooths_q", "smooth_v": "smooths_v", "rotate": "rotates"}
 BACKENDS = ("kernel", "emulator", "sdpa", "reference")
-DEFAULT_MIN_COSINE = FLOOR_COSINES["int8"]
+DEFAULT_MIN_COSINE = ASSUMED_COSINES["int8"]
 #: Kernels load 16 bytes at a time: addresses and strides must be multiples of that.
 ALIGNMENT = 16
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from sagegen.abi import LAUNCH_ABI
-from sagegen.entry import FLOOR_COSINES, Entry, reaches
+from sagegen.entry import ASSUMED_COSINES, Entry, reaches
 from sagegen.env import Env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
@@ -176,10 +176,12 @@ def _choose_default(problem: Problem, options: Options, device: Device, notes: t
     config = default_config(Target(device.gpu, problem))
     if contradicted := _contradicted(config, options):
         return refuse(f"{_spell(contradicted)} has no kernel: {untuned}")
-    floor = FLOOR_COSINES[problem.precision]
+    assumed = ASSUMED_COSINES[problem.precision]
     # in INT8 nothing is known against it; INT4 is coarser than most callers ask
-    if problem.precision == "int4" and not reaches(floor, options.min_cosine):
-        return refuse(f"{_describe_shortfall(problem, f'precision int4 reaches {floor}', options)}; {untuned}")
+    if problem.precision == "int4" and not reaches(assumed, options.min_cosine):
+        return refuse(
+            f"{_describe_shortfall(problem, f'precision int4 is taken to reach cosine {assumed}', options)}; {untuned}"
+        )
     notes += (untuned,)
     return Explanation("kernel", "the default config, untuned", False, device.name, problem, None, config, notes)
 
