@@ -183,6 +183,44 @@ def explain(
     # fmt: on
 
 
+def workspace_bytes(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "HND",
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    attn_mask: torch.Tensor | None = None,
+    precision: str = "auto",
+    min_cosine: float = DEFAULT_MIN_COSINE,
+    smooth_k: bool | None = None,
+    smooth_q: bool | None = None,
+    smooth_v: bool | None = None,
+    rotate: bool | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> int:
+    """Bytes of scratch that `attention` with the same arguments allocates for its kernels; runs and builds nothing.
+
+    That is room for the quantized Q, K and V, their scales and, where Q is smoothed, the scores' correction of one row
+    per block of queries (SageAttention2, section 3.2). A call that would need more than SAGEGEN_WORKSPACE_MIB runs in
+    parts that share what the largest of them needs. 0 where torch SDPA or the reference answers; outputs, and copies
+    of inputs whose strides no kernel reads, are not counted.
+
+    Raises:
+        TypeError, ArgumentError: as `attention`.
+    """
+    # fmt: off
+    return dispatcher().workspace_bytes(
+        q, k, v, attn_mask,
+        layout, is_causal, scale, window, precision, min_cosine,
+        smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
+    )
+    # fmt: on
+
+
 def last_dispatch() -> Explanation | None:
     """Why this thread's last call was answered as it was; None before the first. Calls inside torch.compile count."""
     return dispatcher().last

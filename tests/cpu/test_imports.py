@@ -61,6 +61,7 @@ ORDER = (
     "runtime.choose",
     "runtime.fallback",
     "runtime.fetch",
+    "runtime.splitting",
     "runtime.answers",
     "runtime.machine",
     "runtime.dispatch",
