@@ -165,7 +165,7 @@ def test_a_call_that_is_not_split_is_its_plans_own():
     assert [addresses for _, addresses in program.launches] == [(1, 2, 3, 4, 5, 6, 7)]
 
 
-@pytest.mark.parametrize(("config", "tokens"), zip(CONFIGS, (12_544, 25_088), strict=True))
+@pytest.mark.parametrize(("config", "tokens"), list(zip(CONFIGS, (12_544, 25_088), strict=True)))
 def test_a_part_adds_statistics_up_as_the_whole_would(config, tokens):
     """1,024 blocks over 128 heads of K, or of K and V, are 8 or 4 splits; one batch item alone would have 16."""
     shape = Shape(batch=4, heads_q=32, heads_kv=32, q_len=100, kv_len=100_000)
