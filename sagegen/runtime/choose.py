@@ -173,26 +173,23 @@ def _choose_default(problem: Problem, options: Options, device: Device, notes: t
         return refuse(
             f"{device.product} ({device.arch}) is no known GPU, and no registry of its architecture has an entry"
         )
+    if problem.precision == "int4" and options.precision == "auto":  # nobody asked for it by name
+        return refuse(untuned)
     config = default_config(Target(device.gpu, problem))
     if contradicted := _contradicted(config, options):
         return refuse(f"{_spell(contradicted)} has no kernel: {untuned}")
     assumed = ASSUMED_COSINES[problem.precision]
     # in INT8 nothing is known against it; INT4 is coarser than most callers ask
     if problem.precision == "int4" and not reaches(assumed, options.min_cosine):
-        return refuse(
-            f"{_describe_shortfall(problem, f'precision int4 is taken to reach cosine {assumed}', options)}; {untuned}"
-        )
+        return refuse(f"{_describe_shortfall(f'an untuned kernel counts as cosine {assumed}', options)}; {untuned}")
     notes += (untuned,)
     return Explanation("kernel", "the default config, untuned", False, device.name, problem, None, config, notes)
 
 
-def _describe_shortfall(problem: Problem, known: str, options: Options) -> str:
-    """That a kernel is not accurate enough, and what to give where its coarser precision was asked for by name."""
-    text = f"{known}, which is not enough for min_cosine={options.min_cosine}"
-    lower = (
-        f": give a lower one to take {problem.precision}" if options.precision == problem.precision == "int4" else ""
-    )
-    return f"{text}{lower}"
+def _describe_shortfall(known: str, options: Options) -> str:
+    """That what is known of a kernel is not enough; who asked for INT4 by name is told how to get it."""
+    remedy = ": give a lower one to take int4" if options.precision == "int4" else ""
+    return f"{known}, which is not enough for min_cosine={options.min_cosine}{remedy}"
 
 
 def _choose_kernel(
@@ -208,7 +205,7 @@ def _choose_kernel(
         known = f"the entry reaches cosine {entry.known_cosine}"
         if entry.tier == "coarse" and entry.known_cosine >= options.min_cosine:
             known = "the entry is of the coarse tier, for its relative L1"
-        reason = _describe_shortfall(problem, known, options)
+        reason = _describe_shortfall(known, options)
         return Explanation("sdpa", reason, True, device.name, problem, found, None, notes)
     config = parse_config(str(entry.config))
     reason = f"tuned entry of {found.gpu_name} for {entry.lengths.name}"

@@ -164,7 +164,17 @@ def test_auto_never_runs_an_untuned_int4_kernel(env):
     explanation = ask(env, min_cosine=0)
     assert precision_of(explanation) == "int8"
     assert explanation.provenance == "untuned"
-    assert explanation.passed_over == ("int4: nothing is tuned for it at this length",)
+    assert explanation.passed_over == (
+        "int4: nothing is tuned for d64_fp16_full_int4 at this length; "
+        "to tune it: sagegen tune --gpu h200 --precision int4",
+    )
+
+
+def test_a_tuned_int4_kernel_goes_before_an_untuned_int8_one(env):
+    keep(env, entry("int4", 100, cosine=0.9991))
+    explanation = ask(env)
+    assert precision_of(explanation) == "int4"
+    assert explanation.passed_over == ("int8: nothing is tuned for it at this length",)
 
 
 def test_int4_stands_in_where_int8_has_no_entry_that_is_accurate_enough(env):
