@@ -88,19 +88,17 @@ def choose(
     if obstacle is not None or checked.problem is None:
         return Explanation("sdpa", obstacle or "no kernel", is_fallback=True, gpu=device.name)
     find = partial(
-        lookup,
-        device.gpu,
-        kv_len=checked.shape.kv_len,
-        env=env,
-        arch=device.arch,
-        min_cosine=options.min_cosine,
-        on_error=on_registry_error,
+        lookup, device.gpu, kv_len=checked.shape.kv_len, env=env, arch=device.arch, on_error=on_registry_error
     )
-    answer = partial(_choose_tuned, find=find, options=options, device=device, forced=backend == "kernel")
-    own = answer(checked.problem, notes=_copy_notes(checked))
-    if options.precision != "auto":
-        return own
-    return prefer(own, answer(replace(checked.problem, precision="int4"), notes=_copy_notes(checked)))
+    forced, notes = backend == "kernel", _copy_notes(checked)
+    answer = partial(_choose_tuned, find=find, options=options, device=device, forced=forced, notes=notes)
+    return _choose_precision(checked.problem, answer, options)
+
+
+def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation], options: Options) -> Explanation:
+    """What `answer` gives for `problem`, or for the same in INT4 where that is left open and goes first."""
+    own = answer(problem)
+    return prefer(own, answer(replace(problem, precision="int4"))) if options.precision == "auto" else own
 
 
 def _choose_reference(checked: Checked, reason: str, needs_grad: bool) -> Explanation:
@@ -147,8 +145,9 @@ def _choose_tuned(
     def admits(entry: Entry) -> bool:
         return entry.config is None or not _contradicted(parse_config(entry.config), options)
 
-    found = find(problem, admits=admits) if options.steps else find(problem)
-    if found is None and options.steps and find(problem) is not None:
+    find = partial(find, problem, min_cosine=options.min_cosine)
+    found = find(admits=admits) if options.steps else find()
+    if found is None and options.steps and find() is not None:
         reason = f"{_spell(options.steps)} has no kernel among those tuned for {problem.name} at this length"
         return Explanation("sdpa", reason, is_fallback=True, gpu=device.name, problem=problem)
     if found is None:
