@@ -283,7 +283,7 @@ def _print_table(entries: tuple[Entry, ...]) -> None:
     from rich.table import Table
 
     table = Table("problem", "keys", "answer", box=None, header_style="bold")
-    for title in ("us", "TOPS", "full us", "vs default", "vs SDPA", "cosine", "registers"):
+    for title in ("us", "TOPS", "full us", "kernel vs default", "vs SDPA", "cosine", "registers"):
         table.add_column(title, justify="right")
     table.add_column("config")
     for entry in entries:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from sagegen.runtime.explanation import Explanation
-    from sagegen.runtime.op import attention, explain, last_dispatch, sdpa
+    from sagegen.runtime.op import attention, explain, last_dispatch, sdpa, workspace_bytes
 
     __version__: str
 
 _MODULES = {
-    "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch"),
+    "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch", "workspace_bytes"),
     "sagegen.runtime.explanation": ("Explanation",),
     "sagegen.errors": (
         "SagegenError",
@@ -58,6 +58,7 @@ __all__ = [
     "sdpa",
     "explain",
     "last_dispatch",
+    "workspace_bytes",
     "Explanation",
     "SagegenError",
     "ArgumentError",

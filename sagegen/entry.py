@@ -132,6 +132,23 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     def measured(self) -> bool:
         return self.provenance.kind == "measured"
 
+    @property
+    def answer_tops(self) -> float | None:
+        """Measured rate of what answers in TOPS, quantizers included; None when it is not known."""
+        tops, ratio = self.figures.full_tops, self.figures.speed_vs_sdpa
+        if self.answer == "kernel" or tops is None:
+            return tops
+        return tops / ratio if ratio else None
+
+    def is_faster_than(self, other: Entry) -> bool:
+        """Whether its answer is known to take less time than `other`'s: measured, or predicted for the same shape."""
+        if self.answer_tops is not None and other.answer_tops is not None:
+            return self.answer_tops > other.answer_tops
+        own, others = self.figures.predicted_full_us, other.figures.predicted_full_us
+        if own is None or others is None or self.provenance.shape != other.provenance.shape:
+            return False
+        return own < others
+
     def serves(self, min_cosine: float) -> bool:
         """Whether it is accurate enough for a caller; torch is for all."""
         return self.answer == "sdpa" or self.is_accurate_for(min_cosine)

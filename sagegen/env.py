@@ -18,6 +18,9 @@ from sagegen.errors import ArgumentError
 _LOGGER = logging.getLogger(__name__)
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+#: The benchmarked calls need less: 790 MiB is the most, of 4 x 32 heads of 16K tokens with an lse.
+DEFAULT_WORKSPACE_MIB = 1024
+_MIB = 1 << 20
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
 
@@ -41,6 +44,11 @@ VARIABLES = (
     Variable("SAGEGEN_STRICT", "1: raise where a call would fall back to torch SDPA", "0"),
     Variable("SAGEGEN_LOG", f"how much is logged: {', '.join(LOG_LEVELS)}", "warning"),
     Variable("SAGEGEN_NVCC", "the nvcc to compile with", "searched: pip wheel, CUDA_HOME, PATH"),
+    Variable(
+        "SAGEGEN_WORKSPACE_MIB",
+        "MiB of scratch of a call; one that needs more runs in parts, over batch items, then over KV heads",
+        str(DEFAULT_WORKSPACE_MIB),
+    ),
     Variable("SAGEGEN_BACKEND", "answer every call with this backend, as `backend=` does", "chosen per call"),
 )  # fmt: skip
 
@@ -56,6 +64,7 @@ class Env:
         log: one of LOG_LEVELS.
         nvcc: the nvcc that was asked for, as it was written; None when none was.
         backend: the backend that was asked for, as it was written; None when none was.
+        workspace_limit: bytes of scratch above which a call is split.
     """
 
     cache_dir: Path
@@ -64,6 +73,7 @@ class Env:
     log: str
     nvcc: str | None
     backend: str | None = None
+    workspace_limit: int = DEFAULT_WORKSPACE_MIB * _MIB
 
 
 def read_env(environ: Mapping[str, str] = os.environ) -> Env:
@@ -85,6 +95,7 @@ def read_env(environ: Mapping[str, str] = os.environ) -> Env:
         log=log,
         nvcc=environ.get("SAGEGEN_NVCC") or None,
         backend=environ.get("SAGEGEN_BACKEND") or None,
+        workspace_limit=_read_mib("SAGEGEN_WORKSPACE_MIB", environ.get("SAGEGEN_WORKSPACE_MIB", "")),
     )
 
 
@@ -100,6 +111,15 @@ def _read_flag(name: str, text: str) -> bool:
     if lowered not in _TRUE + _FALSE:
         raise ArgumentError(f"{name}={text!r} is neither on nor off", "set it to 1 or 0")
     return lowered in _TRUE
+
+
+def _read_mib(name: str, text: str) -> int:
+    """Bytes of so many MiB."""
+    if not text.strip():
+        return DEFAULT_WORKSPACE_MIB * _MIB
+    if not text.strip().isdecimal() or int(text) == 0:
+        raise ArgumentError(f"{name}={text!r} is no number of MiB", "set it to a whole number from 1 on")
+    return int(text) * _MIB
 
 
 def _tuned_dir(asked: str) -> Path:

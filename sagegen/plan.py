@@ -108,15 +108,24 @@ class Loaded(Protocol):
 
 
 def make_plan(
-    problem: Problem, config: Config, shape: Shape, strides: TensorStrides, softmax_scale: float, want_lse: bool
+    problem: Problem,
+    config: Config,
+    shape: Shape,
+    strides: TensorStrides,
+    softmax_scale: float,
+    want_lse: bool,
+    *,
+    whole: Shape | None = None,
 ) -> Plan:
-    """The plan of one call.
+    """The plan of one call, or of a part of one.
 
     Args:
         shape: all counts >= 1.
         strides: of q, k, v and out, in elements.
         softmax_scale: multiplies q . k.
         want_lse: whether the log-sum-exp is written.
+        whole: of the call that this is a part of: statistics are added up in the order in which all of it would add
+            them, so the results are the same bits.
 
     Raises:
         ArgumentError: a length exceeds 2^30 tokens, or the call needs more thread blocks than a grid can have.
@@ -130,7 +139,8 @@ def make_plan(
     q_tiles = ceil_div(shape.q_len, config.block_q)
     q_rows = quantized_rows(config, shape.q_len) if config.q_quantizer == "kernel" else 0
     k_tiles = ceil_div(shape.kv_len, config.block_k)
-    split_tokens = tokens_of_split(kv_heads * config.measured_tensors, shape.kv_len)
+    all_heads = kv_heads if whole is None else whole.batch * whole.heads_kv
+    split_tokens = tokens_of_split(all_heads * config.measured_tensors, shape.kv_len)
     splits = ceil_div(shape.kv_len, split_tokens)
     means = q_tiles * layout.means_per_tile  # of a query head
     sizes = _region_sizes(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)

@@ -53,6 +53,10 @@ class Layer:
     shipped: bool
 
 
+def _admit_all(entry: Entry) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Registry:
     """Everything that is known about one GPU; layers in the order in which they are asked."""
@@ -60,11 +64,17 @@ class Registry:
     gpu: str
     layers: tuple[Layer, ...]
 
-    def find(self, problem: Problem, kv_len: int, min_cosine: float = 0.0) -> tuple[Entry, Layer] | None:
+    def find(
+        self, problem: Problem, kv_len: int, min_cosine: float = 0.0, admits: Callable[[Entry], bool] = _admit_all
+    ) -> tuple[Entry, Layer] | None:
         """What answers `kv_len` keys: accurate enough before not, measured before predicted, by layer, coarse first."""
-        return self._best(lambda entry: entry.problem == problem.name and entry.lengths.holds(kv_len), min_cosine)
+        return self._best(
+            lambda entry: entry.problem == problem.name and entry.lengths.holds(kv_len) and admits(entry), min_cosine
+        )
 
-    def find_longer(self, problem: Problem, kv_len: int, min_cosine: float = 0.0) -> tuple[Entry, Layer] | None:
+    def find_longer(
+        self, problem: Problem, kv_len: int, min_cosine: float = 0.0, admits: Callable[[Entry], bool] = _admit_all
+    ) -> tuple[Entry, Layer] | None:
         """Where no bucket holds `kv_len`, the entry of the next longer one.
 
         Never a shorter one: a variant for short lengths may be many times slower, or less accurate, on long ones.
@@ -73,12 +83,14 @@ class Registry:
             entry.bucket.kv_min
             for layer in self.layers
             for entry in layer.entries
-            if entry.problem == problem.name and entry.bucket.kv_min > kv_len
+            if entry.problem == problem.name and entry.bucket.kv_min > kv_len and admits(entry)
         ]
         if not longer:
             return None
         nearest = min(longer)
-        return self._best(lambda entry: entry.problem == problem.name and entry.bucket.kv_min == nearest, min_cosine)
+        return self._best(
+            lambda entry: entry.problem == problem.name and entry.bucket.kv_min == nearest and admits(entry), min_cosine
+        )
 
     def _best(self, fits: Callable[[Entry], bool], min_cosine: float) -> tuple[Entry, Layer] | None:
         found = [
@@ -144,6 +156,7 @@ def lookup(
     *,
     arch: str | None = None,
     min_cosine: float = 0.0,
+    admits: Callable[[Entry], bool] = _admit_all,
     on_error: Callable[[RegistryError], None] | None = None,
 ) -> Found | None:
     """The entry for `kv_len` keys: of the GPU itself, of its declared siblings, then of any GPU of its architecture.
@@ -153,10 +166,11 @@ def lookup(
         env: the environment's settings; None reads them.
         arch: its architecture (`sm_89`), needed when `gpu` is None.
         min_cosine: of a bucket's two entries the fast one answers if it reaches that.
+        admits: whether an entry may answer at all; it is asked of no other problem's.
         on_error: gets the error of a malformed file, which is then left out; by default the error is raised.
 
     Returns:
-        None when nothing answers the length and nothing longer does either.
+        None when nothing that is admitted answers the length and nothing longer does either.
     """
     env = env or read_env()
     names = _search_order(gpu, arch)
@@ -164,7 +178,7 @@ def lookup(
         for name in names:
             registry = _load(name, env, on_error or _raise)
             find = registry.find_longer if out_of_range else registry.find
-            if hit := find(problem, kv_len, min_cosine):
+            if hit := find(problem, kv_len, min_cosine, admits):
                 entry, layer = hit
                 return Found(entry, name, gpu is None or name != gpu.name, out_of_range, layer)
     return None

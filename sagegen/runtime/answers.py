@@ -20,6 +20,7 @@ from sagegen.runtime.arguments import ALIGNMENT, Options
 from sagegen.runtime.choose import Device
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.fallback import attend, warn_once
+from sagegen.runtime.splitting import SplitCall
 from sagegen.space import Config
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
@@ -72,7 +73,7 @@ class KernelAnswer:
     """
 
     explanation: Explanation
-    prepared: Launcher
+    prepared: Launcher | SplitCall
     workspace_bytes: int
     lse_shape: tuple[int, int, int] | None
     device: torch.device

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 import torch
 
+from sagegen.entry import ASSUMED_COSINES
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides, TensorStrides
 from sagegen.problem import HEAD_DIMS, Dtype, Problem, Shape
 
 LAYOUTS = ("HND", "NHD")
 PRECISIONS = ("auto", "int8", "int4")
+#: Arguments that ask for a step of the quantizer, and the config's attribute that says whether it takes it.
+STEPS = {"smooth_q": "smooths_q", "smooth_v": "smooths_v", "rotate": "rotates"}
 BACKENDS = ("kernel", "emulator", "sdpa", "reference")
-DEFAULT_MIN_COSINE = 0.999
+DEFAULT_MIN_COSINE = ASSUMED_COSINES["int8"]
 #: Kernels load 16 bytes at a time: addresses and strides must be multiples of that.
 ALIGNMENT = 16
 
@@ -45,6 +48,12 @@ class Options:
     return_lse: bool = False
     backend: str | None = None
 
+    @property
+    def steps(self) -> dict[str, bool]:
+        """The steps of the quantizer that the caller wants, or wants not, by argument."""
+        asked = {name: getattr(self, name) for name in STEPS}
+        return {name: value for name, value in asked.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -54,7 +63,7 @@ class Checked:
         shape: its lengths and counts; any may be zero.
         head_dim: channels per head.
         scale: of the scores.
-        problem: what a kernel would be asked; None when `obstacle` says why there is none.
+        problem: what a kernel would be asked, in INT8 unless INT4 is asked for; None when `obstacle` says why not.
         obstacle: why no kernel can answer, None when one may.
         is_masked: an attn_mask or a window is given.
         copies: names of the tensors whose strides no kernel can read; they are made contiguous.
@@ -100,11 +109,15 @@ def check_call(
         shape=shape,
         head_dim=head_dim,
         scale=float(options.scale) if options.scale is not None else head_dim**-0.5,
-        problem=None if obstacle else Problem(head_dim, _KERNEL_DTYPES[q.dtype], options.is_causal),
+        problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[q.dtype], options),
         obstacle=obstacle,
         is_masked=attn_mask is not None or options.window is not None,
         copies=tuple(name for name, x in (("q", q), ("k", k), ("v", v)) if not is_readable(x)),
     )
+
+
+def _make_problem(head_dim: int, dtype: Dtype, options: Options) -> Problem:
+    return Problem(head_dim, dtype, options.is_causal, "int4" if options.precision == "int4" else "int8")
 
 
 def check_backend(name: str, value: str | None) -> None:
@@ -169,7 +182,7 @@ def _check_options(options: Options) -> None:
     for name in ("is_causal", "return_lse"):
         if not isinstance(getattr(options, name), bool):
             raise TypeError(f"{name} must be a bool, not {type(getattr(options, name)).__name__}")
-    for name in ("smooth_k", "smooth_q", "smooth_v", "rotate"):
+    for name in ("smooth_k", *STEPS):
         if not isinstance(getattr(options, name), (bool, type(None))):
             raise TypeError(f"{name} must be a bool or None, not {type(getattr(options, name)).__name__}")
     _check_number("scale", options.scale)
@@ -263,10 +276,6 @@ def _obstacle(q: torch.Tensor, head_dim: int, options: Options, attn_mask: torch
         (options.window is not None, "window has no kernel yet"),
         (q.dtype not in _KERNEL_DTYPES, f"{q.dtype} has no kernel (float16 and bfloat16 have)"),
         (head_dim not in HEAD_DIMS, f"head_dim {head_dim} has no kernel ({' and '.join(map(str, HEAD_DIMS))} have)"),
-        (options.precision == "int4", "precision='int4' has no kernel yet"),
         (options.smooth_k is False, "smooth_k=False has no kernel: all subtract the mean of K"),
-        (bool(options.smooth_q), "smooth_q=True has no kernel yet"),
-        (bool(options.smooth_v), "smooth_v=True has no kernel yet"),
-        (bool(options.rotate), "rotate=True has no kernel yet"),
     )
     return next((why for holds, why in reasons if holds), None)

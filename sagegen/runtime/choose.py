@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 
 from sagegen.abi import LAUNCH_ABI
+from sagegen.entry import ASSUMED_COSINES, Entry, reaches
 from sagegen.env import Env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
 from sagegen.rules import Target, default_config
-from sagegen.runtime.arguments import Checked, Options
+from sagegen.runtime.arguments import STEPS, Checked, Options
 from sagegen.runtime.explanation import Explanation
-from sagegen.space import parse_config
+from sagegen.runtime.precision import prefer
+from sagegen.space import Config, parse_config
 
 #: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
 EMULATED_GPU = GPUS["l20"]
@@ -43,9 +46,12 @@ class Device:
     def name(self) -> str | None:
         return self.gpu.name if self.gpu else self.product or None
 
-    @property
-    def tune_command(self) -> str:
-        return f"sagegen tune --gpu {self.gpu.name}" if self.gpu else "sagegen gpus"
+    def tune_command(self, problem: Problem) -> str:
+        """What to run for a kernel of `problem`; for an unknown GPU, to see the known ones."""
+        if self.gpu is None:
+            return "sagegen gpus"
+        option = "" if problem.precision == "int8" else f" --precision {problem.precision}"
+        return f"sagegen tune --gpu {self.gpu.name}{option}"
 
 
 def choose(
@@ -73,7 +79,7 @@ def choose(
     if backend == "reference":
         return _choose_reference(checked, "backend='reference' was asked for", needs_grad)
     if backend == "emulator":
-        return _choose_emulator(checked, device, needs_grad)
+        return _choose_emulator(checked, options, device, needs_grad)
     if device.kind == "cpu" and backend != "kernel":
         return _choose_reference(checked, "tensors are on the CPU", needs_grad)
     obstacle = NO_GRADIENT if needs_grad else checked.obstacle
@@ -81,16 +87,18 @@ def choose(
         obstacle = f"kernels run on CUDA tensors, these are on {device.kind}"
     if obstacle is not None or checked.problem is None:
         return Explanation("sdpa", obstacle or "no kernel", is_fallback=True, gpu=device.name)
-    found = lookup(
-        device.gpu,
-        checked.problem,
-        checked.shape.kv_len,
-        env,
-        arch=device.arch,
-        min_cosine=options.min_cosine,
-        on_error=on_registry_error,
+    find = partial(
+        lookup, device.gpu, kv_len=checked.shape.kv_len, env=env, arch=device.arch, on_error=on_registry_error
     )
-    return _choose_kernel(checked.problem, found, options, device, backend == "kernel", _copy_notes(checked))
+    forced, notes = backend == "kernel", _copy_notes(checked)
+    answer = partial(_choose_tuned, find=find, options=options, device=device, forced=forced, notes=notes)
+    return _choose_precision(checked.problem, answer, options)
+
+
+def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation], options: Options) -> Explanation:
+    """What `answer` gives for `problem`, or for the same in INT4 where that is left open and goes first."""
+    own = answer(problem)
+    return prefer(own, answer(replace(problem, precision="int4"))) if options.precision == "auto" else own
 
 
 def _choose_reference(checked: Checked, reason: str, needs_grad: bool) -> Explanation:
@@ -102,7 +110,7 @@ def _choose_reference(checked: Checked, reason: str, needs_grad: bool) -> Explan
     return Explanation("reference", reason, problem=checked.problem)
 
 
-def _choose_emulator(checked: Checked, device: Device, needs_grad: bool) -> Explanation:
+def _choose_emulator(checked: Checked, options: Options, device: Device, needs_grad: bool) -> Explanation:
     """The default config of EMULATED_GPU, whatever is tuned: the same call gives the same bits on every machine."""
     obstacle = NO_GRADIENT if needs_grad else checked.obstacle
     if device.kind != "cpu":
@@ -111,6 +119,9 @@ def _choose_emulator(checked: Checked, device: Device, needs_grad: bool) -> Expl
     if obstacle is not None or problem is None:
         return Explanation("sdpa", obstacle or "no kernel", is_fallback=True)
     config = default_config(Target(EMULATED_GPU, problem))
+    if contradicted := _contradicted(config, options):
+        reason = f"{_spell(contradicted)} has no kernel in the emulator, which runs the default config alone"
+        return Explanation("sdpa", reason, is_fallback=True)
     return Explanation(
         "emulator",
         f"backend='emulator' was asked for; it runs {EMULATED_GPU.name}'s default config on the CPU",
@@ -121,38 +132,89 @@ def _choose_emulator(checked: Checked, device: Device, needs_grad: bool) -> Expl
     )
 
 
-def _choose_kernel(
-    problem: Problem, found: Found | None, options: Options, device: Device, forced: bool, notes: tuple[str, ...]
+def _choose_tuned(
+    problem: Problem,
+    find: Callable[..., Found | None],
+    options: Options,
+    device: Device,
+    forced: bool,
+    notes: tuple[str, ...],
 ) -> Explanation:
+    """What answers `problem`: of the entries that `find` looks up, one that takes the steps that are asked for."""
+
+    def admits(entry: Entry) -> bool:
+        return entry.config is None or not _contradicted(parse_config(entry.config), options)
+
+    find = partial(find, problem, min_cosine=options.min_cosine)
+    found = find(admits=admits) if options.steps else find()
+    if found is None and options.steps and find() is not None:
+        reason = f"{_spell(options.steps)} has no kernel among those tuned for {problem.name} at this length"
+        return Explanation("sdpa", reason, is_fallback=True, gpu=device.name, problem=problem)
     if found is None:
-        if device.gpu is None:
-            reason = (
-                f"{device.product} ({device.arch}) is no known GPU, and no registry of its architecture has an entry"
-            )
-            return Explanation("sdpa", reason, is_fallback=True, gpu=device.name, problem=problem)
-        notes += (f"nothing is tuned for {problem.name} at this length; to tune it: {device.tune_command}",)
-        config = default_config(Target(device.gpu, problem))
-        return Explanation("kernel", "the default config, untuned", False, device.name, problem, None, config, notes)
+        return _choose_default(problem, options, device, notes)
+    return _choose_kernel(problem, found, options, device, forced, notes)
+
+
+def _contradicted(config: Config, options: Options) -> dict[str, bool]:
+    """The steps that the caller wants and `config` does not take, or the other way round, by argument."""
+    return {arg: wanted for arg, wanted in options.steps.items() if getattr(config, STEPS[arg]) != wanted}
+
+
+def _spell(steps: Mapping[str, bool]) -> str:
+    return ", ".join(f"{argument}={wanted}" for argument, wanted in steps.items())
+
+
+def _choose_default(problem: Problem, options: Options, device: Device, notes: tuple[str, ...]) -> Explanation:
+    """What answers where nothing is tuned: the default config, if it is what was asked for."""
+    untuned = f"nothing is tuned for {problem.name} at this length; to tune it: {device.tune_command(problem)}"
+    refuse = partial(Explanation, "sdpa", is_fallback=True, gpu=device.name, problem=problem)
+    if device.gpu is None:
+        return refuse(
+            f"{device.product} ({device.arch}) is no known GPU, and no registry of its architecture has an entry"
+        )
+    if problem.precision == "int4" and options.precision == "auto":  # nobody asked for it by name
+        return refuse(untuned)
+    config = default_config(Target(device.gpu, problem))
+    if contradicted := _contradicted(config, options):
+        return refuse(f"{_spell(contradicted)} has no kernel: {untuned}")
+    assumed = ASSUMED_COSINES[problem.precision]
+    # in INT8 nothing is known against it; INT4 is coarser than most callers ask
+    if problem.precision == "int4" and not reaches(assumed, options.min_cosine):
+        return refuse(f"{_describe_shortfall(f'an untuned kernel counts as cosine {assumed}', options)}; {untuned}")
+    notes += (untuned,)
+    return Explanation("kernel", "the default config, untuned", False, device.name, problem, None, config, notes)
+
+
+def _describe_shortfall(known: str, options: Options) -> str:
+    """That what is known of a kernel is not enough; who asked for INT4 by name is told how to get it."""
+    remedy = ": give a lower one to take int4" if options.precision == "int4" else ""
+    return f"{known}, which is not enough for min_cosine={options.min_cosine}{remedy}"
+
+
+def _choose_kernel(
+    problem: Problem, found: Found, options: Options, device: Device, forced: bool, notes: tuple[str, ...]
+) -> Explanation:
+    """What the entry that was found says, if it is accurate enough."""
     entry = found.entry
-    notes += _entry_notes(found, device)
+    notes += _entry_notes(found, device, problem)
     if entry.answer == "sdpa" and not (forced and entry.config):
         reason = "torch SDPA is faster at this length, quantization counted in"
         return Explanation("sdpa", reason, forced, device.name, problem, found, None, notes)
     if not entry.is_accurate_for(options.min_cosine):
-        known = f"reaches cosine {entry.known_cosine}"
+        known = f"the entry reaches cosine {entry.known_cosine}"
         if entry.tier == "coarse" and entry.known_cosine >= options.min_cosine:
-            known = "is of the coarse tier, for its relative L1"
-        reason = f"the entry {known}, which is not enough for min_cosine={options.min_cosine}"
+            known = "the entry is of the coarse tier, for its relative L1"
+        reason = _describe_shortfall(known, options)
         return Explanation("sdpa", reason, True, device.name, problem, found, None, notes)
     config = parse_config(str(entry.config))
     reason = f"tuned entry of {found.gpu_name} for {entry.lengths.name}"
     return Explanation("kernel", reason, False, device.name, problem, found, config, notes)
 
 
-def _entry_notes(found: Found, device: Device) -> tuple[str, ...]:
+def _entry_notes(found: Found, device: Device, problem: Problem) -> tuple[str, ...]:
     """What is less than ideal about an entry, each with the command that mends it."""
     entry = found.entry
-    mend = f"to tune it here: {device.tune_command}"
+    mend = f"to tune it here: {device.tune_command(problem)}"
     notes = []
     if found.borrowed:
         notes.append(f"{device.name} has no entry for {entry.problem}, {found.gpu_name}'s is borrowed; {mend}")

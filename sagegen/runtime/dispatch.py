@@ -12,7 +12,7 @@ import torch
 
 from sagegen.env import Env, read_env
 from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
-from sagegen.plan import Loaded, make_plan
+from sagegen.plan import Loaded
 from sagegen.runtime.answers import (
     Answer,
     CopyAnswer,
@@ -31,6 +31,7 @@ from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import build_cubin, describe_compiler, find_cubin, load_emulated
 from sagegen.runtime.machine import CudaRuntime, NoStreams
+from sagegen.runtime.splitting import plan_parts, prepare_parts, workspace_bytes
 
 #: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
 _MEMO_LIMIT = 4096
@@ -123,6 +124,29 @@ class Dispatcher:
         note = f"the kernel is compiled at the first call, with {compiler}"
         return replace(explanation, notes=(*explanation.notes, note))
 
+    def workspace_bytes(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
+    ) -> int:
+        """Scratch bytes of the kernel that would answer, 0 without one; loads and builds nothing. Raises as explain."""
+        explanation = self.explain(q, k, v, attn_mask, *options)
+        if explanation.answer not in KERNEL_ANSWERS:
+            return 0
+        asked = Options(*options)
+        checked = check_call(q, k, v, asked, attn_mask)
+        assert explanation.problem is not None
+        assert explanation.config is not None
+        strides = read_strides(q, k, v, q, asked.layout)  # what they are does not matter to the size
+        parts = plan_parts(
+            explanation.problem,
+            explanation.config,
+            checked.shape,
+            strides,
+            checked.scale,
+            asked.return_lse,
+            self.env.workspace_limit,
+        )
+        return workspace_bytes(parts)
+
     @property
     def last(self) -> Explanation | None:
         """Why this thread's last call was answered as it was."""
@@ -195,20 +219,22 @@ class Dispatcher:
         program: Loaded,
         explanation: Explanation,
     ) -> Answer:
-        assert checked.problem is not None
+        assert explanation.problem is not None
         q, k, v = copy_inputs(q, k, v, checked.copies)
         target = empty_output(q) if out is None else out
         strides = read_strides(q, k, v, target, options.layout)
         shape, want_lse = checked.shape, options.return_lse
-        plan = make_plan(checked.problem, program.config, shape, strides, checked.scale, want_lse)
+        parts = plan_parts(
+            explanation.problem, program.config, shape, strides, checked.scale, want_lse, self.env.workspace_limit
+        )
 
         def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
             return self.attention(q, k, v, None, out, *values)
 
         answer = KernelAnswer(
             explanation=explanation,
-            prepared=program.prepare(plan),
-            workspace_bytes=plan.workspace_bytes,
+            prepared=prepare_parts(program, parts),
+            workspace_bytes=workspace_bytes(parts),
             lse_shape=(shape.batch, shape.heads_q, shape.q_len) if want_lse else None,
             device=q.device,
             index=program.device,

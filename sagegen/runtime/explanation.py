@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sagegen.problem import Problem
+from sagegen.problem import Precision, Problem
 from sagegen.registry import Found
 from sagegen.space import Config
 
@@ -29,6 +29,7 @@ class Explanation:
         found: the registry entry that was looked up; None when nothing was tuned, or nothing was looked up.
         config: what the kernel is built from.
         notes: what else the caller should know, such as a borrowed entry or a copied tensor.
+        passed_over: with precision="auto", which other precision does not answer, and why.
     """
 
     answer: Answer
@@ -39,6 +40,12 @@ class Explanation:
     found: Found | None = None
     config: Config | None = None
     notes: tuple[str, ...] = ()
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def precision(self) -> Precision | None:
+        """How the kernel that runs quantizes Q and K; None without one."""
+        return self.problem.precision if self.problem is not None and self.answer in KERNEL_ANSWERS else None
 
     @property
     def kernel(self) -> str | None:
@@ -71,5 +78,6 @@ class Explanation:
                 ("speed vs SDPA", entry.figures.speed_vs_sdpa),
             ]
         lines += [f"  {name}: {value}" for name, value in facts if value is not None]
+        lines += [f"  passed over: {other}" for other in self.passed_over]
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)

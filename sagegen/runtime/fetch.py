@@ -68,7 +68,7 @@ def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> b
     with _told(source.name, device.arch):
         built = build_batch([source], device.arch, open_store(env), toolkit)[source.name]
     if isinstance(built, BuildFailure):
-        raise BuildError(f"{source.name} did not compile: {built.reason}", device.tune_command)
+        raise BuildError(f"{source.name} did not compile: {built.reason}", device.tune_command(problem))
     if not built.cached:
         LOGGER.warning("compiled %s in %.1f s with nvcc %s", source.name, time.monotonic() - start, toolkit.build)
     return read_stored_cubin(built.cubin.parent)

@@ -50,13 +50,17 @@ def attention(
         k, v: the same with heads_kv and kv_len; heads_kv divides heads_q (GQA).
         layout: `HND` or `NHD`.
         is_causal: query i sees key j when j <= i + kv_len - q_len, aligned bottom-right.
-        scale: multiplies q . k; any finite number. None is 1/sqrt(head_dim).
+        scale: multiplies q . k; any finite number that keeps logits below some thousands (docs/numerics.md, Limits).
+            None is 1/sqrt(head_dim).
         window: (left, right) keys that a query sees on each side of its causal position; -1 leaves a side open.
         attn_mask: bool (True is seen) or floating (added to the scores), broadcastable to
             [batch, heads_q, q_len, kv_len] in both layouts; combines with is_causal and window.
-        precision: `auto`, `int8` or `int4`: how Q and K are quantized.
-        min_cosine: least cosine, against FP64 on normal inputs, of the kernel that may answer.
-        smooth_k, smooth_q, smooth_v, rotate: force a step of the quantizer on or off; None leaves it to the kernel.
+        precision: how Q and K are quantized: `int8`, `int4`, or `auto`: whichever tuned kernel is the fastest of those
+            that reach `min_cosine`, INT8 where that is not known.
+        min_cosine: least cosine, against FP64 on normal inputs, of the kernel that may answer. INT4 has 0.97 to 0.99:
+            it needs a lower one than the default.
+        smooth_k, smooth_q, smooth_v, rotate: True or False leave only tuned kernels that take that step of the
+            quantizer, or do not; None leaves it to the kernel. All kernels smooth K.
         return_lse: also return the log-sum-exp of the scores.
         out: written and returned instead of a new tensor; q's shape, dtype and device.
         backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. `emulator` runs an
@@ -172,6 +176,44 @@ def explain(
     """
     # fmt: off
     return dispatcher().explain(
+        q, k, v, attn_mask,
+        layout, is_causal, scale, window, precision, min_cosine,
+        smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
+    )
+    # fmt: on
+
+
+def workspace_bytes(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "HND",
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    attn_mask: torch.Tensor | None = None,
+    precision: str = "auto",
+    min_cosine: float = DEFAULT_MIN_COSINE,
+    smooth_k: bool | None = None,
+    smooth_q: bool | None = None,
+    smooth_v: bool | None = None,
+    rotate: bool | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> int:
+    """Bytes of scratch that `attention` with the same arguments allocates for its kernels; runs and builds nothing.
+
+    That is room for the quantized Q, K and V, their scales and, where Q is smoothed, the scores' correction of one row
+    per block of queries (SageAttention2, section 3.2). A call that would need more than SAGEGEN_WORKSPACE_MIB runs in
+    parts that share what the largest of them needs. 0 where torch SDPA or the reference answers; outputs, and copies
+    of inputs whose strides no kernel reads, are not counted.
+
+    Raises:
+        TypeError, ArgumentError: as `attention`.
+    """
+    # fmt: off
+    return dispatcher().workspace_bytes(
         q, k, v, attn_mask,
         layout, is_causal, scale, window, precision, min_cosine,
         smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,

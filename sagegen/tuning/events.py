@@ -76,7 +76,7 @@ class GateStarted:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """The winner of one problem's bucket, as it goes into the registry."""
+    """The winner of one problem's bucket, as it goes into the registry; speeds are those of full calls."""
 
     problem: str
     bucket: str

@@ -114,6 +114,14 @@ class Decision:
         lost = self.against_sdpa is not None and self.against_sdpa.is_slower
         return "sdpa" if lost else "kernel"
 
+    @property
+    def call_against_default(self) -> Verdict | None:
+        """Speed of the full call, which decided, over the default config's; None when the default did not run."""
+        default, times = self.bout.match.default, self.bout.call_us
+        if self.config is None or default not in self.bout.kernel_us:
+            return None
+        return compare(times[default], times[self.config])
+
 
 def decide(bout: Bout) -> Decision:
     """The winner of a bout."""

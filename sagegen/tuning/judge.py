@@ -199,7 +199,7 @@ class Judge:
 
     def _report(self, key: _TieredCase, decision: Decision) -> None:
         problem, length, tier = key
-        default, sdpa = decision.against_default, decision.against_sdpa
+        default, sdpa = decision.call_against_default, decision.against_sdpa
         self._listen(
             Decided(
                 problem.name,

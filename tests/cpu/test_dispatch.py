@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -223,7 +223,7 @@ def test_a_transposed_query_gets_a_transposed_output(dispatcher, machine, env):
 def test_a_warm_call_looks_nothing_up(dispatcher, machine, env, monkeypatch):
     ship(env, make_entry())
     call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
-    for name in ("choose", "find_cubin", "build_cubin", "make_plan", "check_call", "warn_once"):
+    for name in ("choose", "find_cubin", "build_cubin", "plan_parts", "check_call", "warn_once"):
         monkeypatch.setattr(dispatch, name, None)
     call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
     assert len(machine.launches) == 2
@@ -809,3 +809,82 @@ def test_log_level_comes_from_the_environment(machine, env, caplog):
         assert messages(caplog) == []
     finally:
         logger.setLevel(before)
+
+
+# --- scratch
+
+
+def options_of(**options) -> list[object]:
+    values = Options(**options)
+    return [getattr(values, name) for name in Options.__slots__]
+
+
+def scratch_of(monkeypatch, run) -> list[int]:
+    """Bytes of the scratch that `run` allocates, in order."""
+    sizes, empty = [], torch.empty
+
+    def note(size, *rest, **options):
+        if options.get("dtype") == torch.uint8:
+            sizes.append(size)
+        return empty(size, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", note)
+        run()
+    return sizes
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 250_000, 1])
+def test_scratch_is_told_before_it_is_allocated(machine, env, monkeypatch, limit):
+    ship(env, make_entry())
+    dispatcher = Dispatcher(machine, lambda: replace(env, workspace_limit=limit))
+    q, k = tensor(3, 4, 200, 64), tensor(3, 2, 300, 64)
+    told = dispatcher.workspace_bytes(q, k, k, None, *options_of(return_lse=True))
+    assert machine.loads == []
+    for _ in range(2):
+        assert scratch_of(monkeypatch, lambda: call(dispatcher, q, k, return_lse=True)) == [told]
+    # a KV head with its two query heads: Q, K and V in a byte per channel, padded to tiles, and their scales
+    at_least = {1 << 30: 3 * (4 * 200 + 2 * 2 * 300) * 64, 250_000: 1, 1: (2 * 200 + 2 * 300) * 64}[limit]
+    assert told >= at_least
+    assert told <= max(limit, 4 * at_least)
+
+
+def test_a_call_over_the_limit_is_launched_in_parts(machine, env):
+    ship(env, make_entry())
+    dispatcher = Dispatcher(machine, lambda: replace(env, workspace_limit=1))
+    q, k, v = tensor(2, 4, 5, 64), tensor(2, 2, 7, 64), tensor(2, 2, 7, 64)
+    for _ in range(2):
+        machine.launches.clear()
+        out, lse = call(dispatcher, q, k, v, return_lse=True)
+        parts = [(item, head) for item in range(2) for head in range(2)]
+        assert [addresses[:5] for _, addresses in machine.launches] == [
+            (
+                q[b, 2 * h].data_ptr(), k[b, h].data_ptr(), v[b, h].data_ptr(),
+                out[b, 2 * h].data_ptr(), lse[b, 2 * h].data_ptr(),
+            )
+            for b, h in parts
+        ]  # fmt: skip
+        assert len({addresses[5] for _, addresses in machine.launches}) == 1
+        assert machine.constants["heads_q"] == 2
+        assert machine.constants["q_heads_total"] == 2
+    assert len(machine.loads) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ({"backend": "sdpa"}, (1, 2, 5, 64)),
+        ({"window": (1, 1)}, (1, 2, 5, 64)),
+        ({}, (1, 2, 5, 80)),
+        ({}, (1, 2, 0, 64)),
+    ],
+)
+def test_who_gets_no_kernel_needs_no_scratch(dispatcher, env, options, shape):
+    ship(env, make_entry())
+    q = tensor(*shape)
+    assert dispatcher.workspace_bytes(q, q, q, None, *options_of(**options)) == 0
+
+
+def test_a_kernel_that_is_not_at_hand_needs_no_scratch(dispatcher, env):
+    q = tensor(1, 2, 5, 64)
+    assert dispatcher.workspace_bytes(q, q, q, None, *options_of()) == 0

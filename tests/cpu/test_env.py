@@ -88,10 +88,22 @@ def test_flags_are_on_or_off(home: Path, text: str, strict: bool) -> None:
     assert read_env({"SAGEGEN_STRICT": text}).strict is strict
 
 
-@pytest.mark.parametrize(("name", "value"), [("SAGEGEN_STRICT", "maybe"), ("SAGEGEN_LOG", "loud")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SAGEGEN_STRICT", "maybe"),
+        ("SAGEGEN_LOG", "loud"),
+        *(("SAGEGEN_WORKSPACE_MIB", text) for text in ("0", "-1", "1.5", "2GB")),
+    ],
+)
 def test_a_wrong_value_names_its_variable(home: Path, name: str, value: str) -> None:
     with pytest.raises(ArgumentError, match=f"{name}='{value}'"):
         read_env({name: value})
+
+
+@pytest.mark.parametrize(("text", "limit"), [("", 1 << 30), ("1", 1 << 20), (" 2048 ", 1 << 31)])
+def test_the_limit_of_scratch_is_in_mib(home: Path, text: str, limit: int) -> None:
+    assert read_env({"SAGEGEN_WORKSPACE_MIB": text}).workspace_limit == limit
 
 
 def test_reading_makes_no_folder(home: Path) -> None:

@@ -57,9 +57,11 @@ ORDER = (
     # answering a call
     "runtime.arguments",
     "runtime.explanation",
+    "runtime.precision",
     "runtime.choose",
     "runtime.fallback",
     "runtime.fetch",
+    "runtime.splitting",
     "runtime.answers",
     "runtime.machine",
     "runtime.dispatch",

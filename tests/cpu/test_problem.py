@@ -8,13 +8,14 @@ from sagegen.errors import UnknownNameError
 from sagegen.problem import TUNED_LENGTHS, Bucket, Problem, Shape, parse_problem
 
 
-@pytest.mark.parametrize("name", ["d64_fp16_full_int8", "d128_bf16_causal_int8"])
+@pytest.mark.parametrize("name", ["d64_fp16_full_int8", "d128_bf16_causal_int8", "d64_bf16_full_int4"])
 def test_a_problem_is_what_its_name_spells(name: str) -> None:
     assert parse_problem(name).name == name
 
 
 @pytest.mark.parametrize(
-    "name", ["", "d96_bf16_causal_int8", "d128_bf16_causal_int8\n", "d128_fp32_full_int8", "../d64"]
+    "name",
+    ["", "d96_bf16_causal_int8", "d128_bf16_causal_int2", "d128_bf16_causal_int8\n", "d128_fp32_full_int8", "../d64"],
 )
 def test_a_name_that_spells_no_problem_is_refused(name: str) -> None:
     with pytest.raises(UnknownNameError):

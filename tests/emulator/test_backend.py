@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import sagegen
+from sagegen.env import read_env
 from sagegen.runtime import fallback
+from sagegen.runtime.arguments import Options
+from sagegen.runtime.dispatch import Dispatcher
+from sagegen.runtime.machine import CudaRuntime
 
 pytestmark = pytest.mark.emulator
 
@@ -99,3 +104,28 @@ def test_the_environment_asks_for_it_and_nothing_heavy_was_loaded_before():
         env={**os.environ, "SAGEGEN_BACKEND": "emulator"},
     )
     assert done.stdout == "emulator\n"
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_a_call_in_parts_gives_the_bits_of_the_whole(make, layout):
+    """GQA, two batch items, causal with unequal lengths, an lse: by batch item, then by single KV heads."""
+    q, k, v = make(2, 4, 70, 64), make(2, 2, 150, 64), make(2, 2, 150, 64)
+    if layout == "NHD":
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    results, needs = [], []
+    for limit in (1 << 30, 100_000, 1):
+        dispatcher = Dispatcher(CudaRuntime(), lambda limit=limit: replace(read_env(), workspace_limit=limit))
+        options = Options(layout=layout, is_causal=True, return_lse=True, backend="emulator")
+        values = [getattr(options, name) for name in Options.__slots__]
+        needs.append(dispatcher.workspace_bytes(q, k, v, None, *values))
+        results.append(dispatcher.attention(q, k, v, None, None, *values))
+    assert needs[0] > 100_000 > needs[1] > needs[2] > 1
+    for out, lse in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
+
+
+def test_scratch_is_what_the_emulators_kernel_takes(make):
+    q = make(2, 4, 70, 64)
+    assert sagegen.workspace_bytes(q, q, q, backend="emulator") > 3 * q.numel()  # a byte per channel, padded to tiles
+    assert sagegen.workspace_bytes(q, q, q) == 0  # the reference answers

@@ -2,12 +2,19 @@
 
 import math
 import random
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+import sagegen
 from public_calls import BF16, FP16, assert_close, assert_right, draw, draw_qkv, errors, kernel
+from sagegen.env import read_env
 from sagegen.reference import attention as exact
+from sagegen.runtime.arguments import Options
+from sagegen.runtime.dispatch import Dispatcher
+from sagegen.runtime.machine import CudaRuntime
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("pinned")]
 
@@ -137,6 +144,29 @@ def test_warm_call_is_captured_by_a_cuda_graph(is_causal):
         wanted, wanted_lse = kernel(q, k, v, is_causal=is_causal, return_lse=True)
         assert torch.equal(out, wanted)
         assert torch.equal(lse, wanted_lse)
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("limit", [6 << 20, 1])  # a batch item of two KV heads needs 3 to 5 MiB
+def test_a_call_in_parts_gives_the_bits_of_the_whole_in_a_graph_too(limit, layout):
+    q, k, v = draw_qkv(3, 8, 2, 2000, 5000, 128, BF16)
+    if layout == "NHD":
+        q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    options = Options(layout=layout, is_causal=True, return_lse=True, backend="kernel")
+    values = [getattr(options, name) for name in Options.__slots__]
+    dispatcher = Dispatcher(CudaRuntime(), lambda: replace(read_env(), workspace_limit=limit))
+    call = partial(dispatcher.attention, q, k, v, None, None, *values)
+    whole = sagegen.workspace_bytes(q, k, v, layout=layout, is_causal=True, return_lse=True, backend="kernel")
+    assert dispatcher.workspace_bytes(q, k, v, None, *values) < whole
+    wanted = kernel(q, k, v, layout=layout, is_causal=True, return_lse=True)
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    graph.replay()
+    for found in (call(), captured):
+        for x, y in zip(found, wanted, strict=True):
+            assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -1,0 +1,286 @@
+"""Which precision and which steps of the quantizer answer a call, and what is said of the others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sagegen import registry
+from sagegen.abi import LAUNCH_ABI
+from sagegen.env import Env
+from sagegen.gpu import GPUS
+from sagegen.registry import Entry, Provenance, Range, Timing
+from sagegen.runtime.arguments import Options, check_call
+from sagegen.runtime.choose import Device, choose
+
+H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", GPUS["h200"])
+UNKNOWN = Device("cuda", 0, "NVIDIA X", "sm_90", None)
+#: V is smoothed by single-level accumulation, `acone`, alone.
+SMOOTH_V = "wgmma_c2_bk128_st2_scoverlap_acone_ks128_rsskip_suones_exmufu"
+PLAIN_V = "wgmma_c2_bk128_st2_scoverlap_actwo_ks128_rsskip_suones_exmufu"
+
+
+@pytest.fixture
+def env(tmp_path, monkeypatch) -> Env:
+    monkeypatch.setattr(registry, "shipped_dir", lambda: tmp_path / "shipped")
+    return Env(cache_dir=tmp_path / "cache", tuned_dir=tmp_path / "tuned", strict=False, log="warning", nvcc=None)
+
+
+def entry(precision="int8", tops=None, *, cosine=None, kind="measured", gpu="h200", kv=(1, None), **rest) -> Entry:
+    problem = f"d64_fp16_full_{precision}"
+    config = rest.pop("config", SMOOTH_V)
+    figures = Timing(
+        full_tops=tops if kind == "measured" else None,
+        predicted_full_us=None if kind == "measured" or tops is None else 1e5 / tops,
+        speed_vs_sdpa=rest.pop("vs_sdpa", None),
+    )
+    values = {
+        "problem": problem,
+        "bucket": Range(kv_min=kv[0], kv_max=kv[1]),
+        "answer": "kernel",
+        "config": config,
+        "kernel": f"{problem}_{config}",
+        "cubin_sha256": "0" * 64,
+        "min_cosine": cosine if cosine is not None else {"int8": 0.9995, "int4": 0.98}[precision],
+        "figures": figures,
+        "provenance": Provenance(
+            kind=kind, gpu=gpu, sms=132, launch_abi=LAUNCH_ABI, protocol=1, date="2026-11-30", shape="b1 h1/1 q1 kv1"
+        ),
+    }
+    return Entry(**{**values, **rest})
+
+
+def keep(env: Env, *entries: Entry, gpu: str = "h200") -> None:
+    registry.save_entries(env.tuned_dir / f"{gpu}.yaml", gpu, entries, {})
+
+
+def ask(env: Env, device: Device = H200, *, kv_len: int = 100, **options):
+    q, k = (torch.zeros(1, 2, tokens, 64, dtype=torch.float16) for tokens in (8, kv_len))
+    wanted = Options(**options)
+    return choose(check_call(q, k, k, wanted), wanted, device, env, needs_grad=False, on_registry_error=_fail)
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
+def precision_of(explanation) -> str:
+    assert explanation.answer == "kernel"
+    return explanation.precision
+
+
+# --- precision
+
+
+def test_auto_takes_int8_where_int4_is_too_coarse_for_the_caller(env):
+    keep(env, entry("int8", 700), entry("int4", 900, cosine=0.98))
+    explanation = ask(env)
+    assert precision_of(explanation) == "int8"
+    (other,) = explanation.passed_over
+    assert other == "int4: the entry reaches cosine 0.98, which is not enough for min_cosine=0.999"
+    assert f"passed over: {other}" in str(explanation)
+
+
+@pytest.mark.parametrize(("int4_tops", "answers"), [(900, "int4"), (700, "int8"), (600, "int8")])
+def test_auto_takes_the_fastest_that_is_accurate_enough_and_int8_of_equals(env, int4_tops, answers):
+    keep(env, entry("int8", 700), entry("int4", int4_tops, cosine=0.98))
+    explanation = ask(env, min_cosine=0.98)
+    assert precision_of(explanation) == answers
+    (other,) = explanation.passed_over
+    slow, fast = (700, 900) if answers == "int4" else (int4_tops, 700)
+    loser = "int8" if answers == "int4" else "int4"
+    assert (
+        other == f"{loser}: not known to be faster: {slow} TOPS with quantizers, the other {fast} TOPS with quantizers"
+    )
+
+
+def test_the_entrys_accuracy_decides_not_its_precision(env):
+    keep(env, entry("int8", 700), entry("int4", 900, cosine=0.9991))
+    assert precision_of(ask(env)) == "int4"
+
+
+def test_a_measured_entry_goes_before_a_predicted_one_that_promises_more(env):
+    keep(env, entry("int8", 700), entry("int4", 9000, kind="predicted"))
+    explanation = ask(env, min_cosine=0.9)
+    assert precision_of(explanation) == "int8"
+    assert explanation.passed_over == ("int4: its entry is predicted, not measured",)
+    keep(env, entry("int4", 1))
+    assert precision_of(ask(env, min_cosine=0.9)) == "int8"
+
+
+def test_a_measured_int4_goes_before_a_predicted_int8(env):
+    keep(env, entry("int8", 900, kind="predicted"), entry("int4", 100))
+    explanation = ask(env, min_cosine=0.9)
+    assert precision_of(explanation) == "int4"
+    assert explanation.passed_over == ("int8: its entry is predicted, not measured",)
+
+
+def test_predictions_are_compared_for_the_same_shape_only(env):
+    keep(env, entry("int8", 700, kind="predicted"), entry("int4", 900, kind="predicted"))
+    assert precision_of(ask(env, min_cosine=0.9)) == "int4"
+    theirs = entry("int4", 900, kind="predicted")
+    longer = Provenance(
+        **{**{n: getattr(theirs.provenance, n) for n in theirs.provenance.__struct_fields__}, "shape": "b9"}
+    )
+    keep(env, entry("int4", 900, kind="predicted", provenance=longer))
+    assert precision_of(ask(env, min_cosine=0.9)) == "int8"
+
+
+def test_an_entry_without_times_is_not_known_to_be_faster(env):
+    keep(env, entry("int8"), entry("int4", 900))
+    explanation = ask(env, min_cosine=0.9)
+    assert precision_of(explanation) == "int8"
+    assert "unknown speed" in explanation.passed_over[0]
+
+
+@pytest.mark.parametrize(("int4_tops", "answer"), [(600, "kernel"), (400, "sdpa")])
+def test_where_torch_answers_int8_it_is_torchs_speed_that_int4_must_beat(env, int4_tops, answer):
+    # a kernel of 400 TOPS that is 0.8 times as fast as torch: torch reaches 500
+    keep(env, entry("int8", 400, answer="sdpa", vs_sdpa=0.8), entry("int4", int4_tops))
+    assert ask(env, min_cosine=0.9).answer == answer
+
+
+def test_where_torch_is_faster_than_int4_int8_answers(env):
+    keep(env, entry("int8", 700), entry("int4", 900, answer="sdpa", vs_sdpa=0.5))
+    explanation = ask(env, min_cosine=0.9)
+    assert precision_of(explanation) == "int8"
+    assert "torch SDPA is faster" in explanation.passed_over[0]
+
+
+def test_an_entry_of_the_gpu_itself_goes_before_a_borrowed_one(env):
+    keep(env, entry("int8", 100))
+    keep(env, entry("int4", 900, gpu="h100"), gpu="h100")
+    explanation = ask(env, min_cosine=0.9)
+    assert precision_of(explanation) == "int8"
+    assert explanation.passed_over == ("int4: its entry is borrowed from another GPU",)
+
+
+def test_an_entry_for_the_length_goes_before_one_for_longer_calls(env):
+    keep(env, entry("int8", 100), entry("int4", 900, kv=(1000, None)))
+    assert ask(env, min_cosine=0.9).passed_over == ("int4: no bucket of its entries holds this length",)
+
+
+def test_auto_never_runs_an_untuned_int4_kernel(env):
+    explanation = ask(env, min_cosine=0)
+    assert precision_of(explanation) == "int8"
+    assert explanation.provenance == "untuned"
+    assert explanation.passed_over == (
+        "int4: nothing is tuned for d64_fp16_full_int4 at this length; "
+        "to tune it: sagegen tune --gpu h200 --precision int4",
+    )
+
+
+def test_a_tuned_int4_kernel_goes_before_an_untuned_int8_one(env):
+    keep(env, entry("int4", 100, cosine=0.9991))
+    explanation = ask(env)
+    assert precision_of(explanation) == "int4"
+    assert explanation.passed_over == ("int8: nothing is tuned for it at this length",)
+
+
+def test_int4_stands_in_where_int8_has_no_entry_that_is_accurate_enough(env):
+    keep(env, entry("int8", 900, cosine=0.9985), entry("int4", 100, cosine=0.9995))
+    explanation = ask(env)
+    assert precision_of(explanation) == "int4"
+    assert explanation.passed_over[0].startswith("int8: the entry reaches cosine 0.9985")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_a_named_precision_takes_no_other(env, precision):
+    keep(env, entry("int8", 100), entry("int4", 100))
+    explanation = ask(env, precision=precision, min_cosine=0.9)
+    assert precision_of(explanation) == precision
+    assert explanation.passed_over == ()
+
+
+def test_int4_by_name_says_what_min_cosine_it_needs(env):
+    keep(env, entry("int8", 100), entry("int4", 900, cosine=0.98))
+    explanation = ask(env, precision="int4")
+    assert (explanation.answer, explanation.is_fallback) == ("sdpa", True)
+    assert explanation.reason == (
+        "the entry reaches cosine 0.98, which is not enough for min_cosine=0.999: give a lower one to take int4"
+    )
+
+
+def test_int4_without_an_entry_is_the_default_config_for_those_who_take_its_accuracy(env):
+    refused = ask(env, precision="int4")
+    assert (refused.answer, refused.is_fallback) == ("sdpa", True)
+    assert refused.reason.endswith("to tune it: sagegen tune --gpu h200 --precision int4")
+    explanation = ask(env, precision="int4", min_cosine=0.97)
+    assert (precision_of(explanation), explanation.provenance) == ("int4", "untuned")
+    assert explanation.notes[-1].endswith("to tune it: sagegen tune --gpu h200 --precision int4")
+
+
+def test_an_int4_entry_of_unknown_accuracy_counts_as_the_floor_of_int4(env):
+    keep(env, entry("int4", 900, min_cosine=None))
+    assert ask(env, precision="int4", min_cosine=0.97).answer == "kernel"
+    assert ask(env, precision="int4", min_cosine=0.98).answer == "sdpa"
+
+
+def test_an_unknown_gpu_takes_its_architectures_int4_too(env):
+    keep(env, entry("int4", 900))
+    assert precision_of(ask(env, UNKNOWN, precision="int4", min_cosine=0.9)) == "int4"
+    refused = ask(env, UNKNOWN)
+    assert refused.is_fallback
+    assert "is no known GPU" in refused.reason
+
+
+# --- steps of the quantizer
+
+
+def test_none_follows_the_entry(env):
+    keep(env, entry(config=SMOOTH_V))
+    assert ask(env).config.smooths_v
+
+
+@pytest.mark.parametrize(("wanted", "config"), [(True, SMOOTH_V), (False, PLAIN_V)])
+def test_a_step_restricts_to_the_entries_that_take_it_or_do_not(env, wanted, config):
+    keep(env, entry(config=SMOOTH_V, tier="coarse"), entry(config=PLAIN_V, tier="fine"))
+    explanation = ask(env, smooth_v=wanted)
+    assert explanation.answer == "kernel"
+    assert explanation.config.name == config
+
+
+def test_a_borrowed_entry_that_takes_the_step_answers_before_torch(env):
+    keep(env, entry(config=PLAIN_V))
+    keep(env, entry(config=SMOOTH_V, gpu="h100"), gpu="h100")
+    explanation = ask(env, smooth_v=True)
+    assert explanation.config.smooths_v
+    assert explanation.found.borrowed
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"smooth_v": True}, "smooth_v=True"),
+        ({"smooth_q": True}, "smooth_q=True"),
+        ({"rotate": True}, "rotate=True"),
+        ({"smooth_q": True, "rotate": True}, "smooth_q=True, rotate=True"),
+    ],
+)
+def test_without_such_an_entry_torch_answers_and_the_reason_names_the_argument(env, asked, named):
+    keep(env, entry(config=PLAIN_V))
+    explanation = ask(env, precision="int8", **asked)
+    assert (explanation.answer, explanation.is_fallback) == ("sdpa", True)
+    assert explanation.reason == f"{named} has no kernel among those tuned for d64_fp16_full_int8 at this length"
+
+
+def test_auto_takes_the_precision_that_has_the_step(env):
+    keep(env, entry("int8", 900, config=PLAIN_V), entry("int4", 100, config=SMOOTH_V, cosine=0.9991))
+    explanation = ask(env, smooth_v=True)
+    assert precision_of(explanation) == "int4"
+    assert explanation.passed_over[0].startswith("int8: smooth_v=True has no kernel")
+
+
+def test_an_untuned_kernel_answers_if_it_does_what_is_asked(env):
+    """The H200's default config has single-level accumulation, which smooths V."""
+    assert ask(env, smooth_v=True, smooth_q=False, rotate=False).provenance == "untuned"
+    refused = ask(env, smooth_v=False, smooth_q=False)
+    assert refused.is_fallback
+    assert refused.reason.startswith("smooth_v=False has no kernel: nothing is tuned for d64_fp16_full_int8")
+    assert refused.reason.endswith("to tune it: sagegen tune --gpu h200")
+
+
+def test_smooth_k_is_what_all_kernels_do(env):
+    keep(env, entry())
+    assert ask(env, smooth_k=True).answer == "kernel"
+    assert ask(env, smooth_k=False).reason.startswith("smooth_k=False has no kernel")
