@@ -53,7 +53,7 @@ def test_the_mean_over_tokens_is_that_of_fp64() -> None:
 
 
 @pytest.mark.parametrize("gpu", ["l20", "h200"])
-@pytest.mark.parametrize(("delta", "limit"), [("f32", 1e-4), ("f16", 2**-11)])
+@pytest.mark.parametrize(("delta", "limit"), [("f32", 1e-5), ("f16", 2**-11)])
 def test_delta_s_is_what_smoothing_takes_from_the_scores(gpu: str, delta: str, limit: float) -> None:
     """Of grouped heads and a short last span, against products in FP64."""
     q, k, v = (draw(2, heads, tokens, 64, seed=heads).bfloat16() for heads, tokens in ((4, 300), (2, 130), (2, 130)))
@@ -67,12 +67,11 @@ def test_delta_s_is_what_smoothing_takes_from_the_scores(gpu: str, delta: str, l
     for head in range(4):
         for start in range(0, 300, config.mean_span):
             rows = slice(start, min(start + config.mean_span, 300))
-            mean = q[:, head, rows].double().mean(1, keepdim=True).bfloat16().double()
+            mean = span_means(q, config.mean_span)[:, head, start // config.mean_span, None].double()
             exact = mean @ centred[:, head // 2, 17:].transpose(-1, -2) * (0.3 * LOG2_E)
             first = head % 2 * 300 + start
             own = found[:, head // 2, first : first + rows.stop - rows.start]
             assert torch.equal(own, own[:, :1].expand_as(own))
-            # a mean on the other side of a tie moves it by some 1e-5
             error = (own[:, :1] - exact).abs()
             assert (error <= limit * exact.abs().amax(-1, keepdim=True)).all()
 

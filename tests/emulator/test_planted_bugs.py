@@ -24,7 +24,6 @@ DEEP = "mma_bq128_bk64_w8_st3_pve4m3f32_ad32_cvi2f_grthread_qs32_ks64_rsalways_q
 BF16 = "mma_bq128_bk64_w8_st2_pvbf16f32_ad0_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1"
 FP16_SUMS = "mma_bq128_bk64_w8_st2_pve4m3f16_ad64_cvi2f_grthread_qs32_ks64_rsalways_qosmem_mb1_pm224_vm4p5_svyes"
 INT4 = E4M3 + "_qks4"
-SMOOTH_Q = E4M3 + "_ms64"
 WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
 EARLY = WGMMA + "_laearly"
 PROLOGUE = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
@@ -65,35 +64,21 @@ BUGS = [
         WGMMA_SMOOTH_Q,
     ),
     Bug(
-        "delta_overwritten_with_k",
+        "delta_announced_before_the_last_one_was_read",
         (
             (
-                "    device::mbarrier_wait(&barriers.v_free[stage.index], stage.parity ^ 1);\n    uint64_t* const delta_full",
-                "    uint64_t* const delta_full",
+                "    device::mbarrier_wait(&barriers.v_free[stage.index], stage.parity ^ 1);\n    uint64_t",
+                "    uint64_t",
             ),
             (
                 "DELTA_BYTES, delta_full);\n",
-                "DELTA_BYTES, delta_full);\n    device::mbarrier_wait(&barriers.v_free[stage.index], stage.parity ^ 1);\n",
+                "DELTA_BYTES, delta_full);\n"
+                "    device::mbarrier_wait(&barriers.v_free[stage.index], stage.parity ^ 1);\n",
             ),
         ),
-        "race",
-        "bulk_load(k_stage + DELTA_OFFSET",
+        "bad_barrier",
+        "mbarrier_arrive_expect_tx(delta_full, DELTA_BYTES)",
         WGMMA_SMOOTH_Q,
-    ),
-    Bug(
-        "means_read_before_they_are_written",
-        (("    device::wait_for_predecessor();  // for the means\n", ""),),
-        "uninitialized",
-        "device::unpack_io(*mean_word(p, kv_head_of(p, q_head), index, channel + i)",
-        WGMMA_SMOOTH_Q,
-    ),
-    Bug(
-        "delta_of_whole_tiles_only_where_keys_are",
-        (("(p.k_tiles * BLOCK_K + DELTA_KEYS - 1) / DELTA_KEYS", "(p.kv_len + DELTA_KEYS - 1) / DELTA_KEYS"),),
-        "uninitialized",
-        "async_copy_16(shared + byte",
-        SMOOTH_Q,
-        FULL,
     ),
     # asynchronous copies
     Bug(
