@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sagegen.abi import CONSTANT_STRUCT, FIELDS, POINTERS
+from sagegen.abi import unpack_constants
 from sagegen.measuring.call import call_program
 from sagegen.measuring.floors import CAPTURED_FLOOR, FLOORS, INT4_FLOORS, Floor, find_floor
 from sagegen.measuring.gate import Cases, Figures, GuardedAllocator, figures, run_gate
@@ -57,8 +57,7 @@ class CpuProgram:
     launches: int = 0
 
     def prepare(self, plan):
-        names = [field.name for field in FIELDS[len(POINTERS) :]]
-        self.values = dict(zip(names, CONSTANT_STRUCT.unpack(plan.constants), strict=True))
+        self.values = unpack_constants(plan.constants)
         self.workspace_bytes = plan.workspace_bytes
         return CpuCall(self, self.values)
 
@@ -275,8 +274,9 @@ def negate_one_row(call, q, k, v, out, lse, workspace):
 
 
 INT4 = [replace(problem, precision="int4") for problem in (CAUSAL, FULL)]
-#: The coarsest scales, whose INT4 must pass too.
-BLOCK = replace(CONFIG, granularity="block")
+#: Q smoothed and both rotated, as INT4 needs it; and that with the coarsest scales, which must pass too.
+PREPARED = replace(CONFIG, mean_span=128, delta="f16", rotate="yes")
+BLOCK = replace(PREPARED, granularity="block")
 
 
 def int4(problem, config, change=lambda k: k):
@@ -291,7 +291,7 @@ def int4(problem, config, change=lambda k: k):
 
 
 @pytest.mark.parametrize("problem", INT4, ids=lambda p: p.name)
-@pytest.mark.parametrize("config", [CONFIG, BLOCK], ids=lambda c: c.granularity)
+@pytest.mark.parametrize("config", [PREPARED, BLOCK], ids=lambda c: c.granularity)
 def test_int4_of_any_granularity_passes_floors_of_its_own(problem, config):
     kinds = [kind for kind in EMULATED_KINDS if kind != "non_finite"]
     result = run_gate(
@@ -301,19 +301,27 @@ def test_int4_of_any_granularity_passes_floors_of_its_own(problem, config):
     assert result.figures["normal"].cosine < FLOORS["normal"].cosine
 
 
+@pytest.mark.parametrize("kind", ["channel_offsets", "outliers"])
+def test_int4_with_k_smoothed_alone_is_below_its_floors(kind):
+    problem = INT4[1]
+    program = CpuProgram(problem, int4(problem, CONFIG))
+    result = run_gate(program, problem, CONFIG, Cases("cpu", EMULATED_KINDS), kinds=[kind])
+    assert result.reason.startswith(f"{kind}: cosine")
+
+
 @pytest.mark.parametrize(
     ("change", "harm", "reason"),
     [
         (lambda k: k.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), None, "normal: cosine"),  # nibbles swapped
         (lambda k: k[:, :, torch.arange(k.shape[2]) ^ 1], None, "normal: cosine"),  # keys swapped
-        (lambda k: k, scaled(0.97), "normal: scale ratio 0.9"),
+        (lambda k: k, scaled(0.97), "v_constant: scale ratio 0.9"),
         (lambda k: k, negate_one_row, "normal: a row is off by 1.9"),
     ],
 )
 def test_int4_faults_are_caught_by_its_floors(change, harm, reason):
     problem = INT4[1]
-    program = CpuProgram(problem, int4(problem, CONFIG, change), harm)
-    result = run_gate(program, problem, CONFIG, Cases("cpu", EMULATED_KINDS), kinds=["normal"])
+    program = CpuProgram(problem, int4(problem, PREPARED, change), harm)
+    result = run_gate(program, problem, PREPARED, Cases("cpu", EMULATED_KINDS), kinds=[reason.split(":")[0]])
     assert not result.passed
     assert result.reason.startswith(reason)
 
