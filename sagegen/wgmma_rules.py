@@ -5,7 +5,7 @@ from __future__ import annotations
 from sagegen.layout import make_layout
 from sagegen.problem import Precision, Problem
 from sagegen.rule import Rule, Target
-from sagegen.smoothing_rules import SEARCHED, SMOOTH_Q, searched_margin, smooth_q_margin
+from sagegen.smoothing_rules import BALANCE, SEARCHED, SMOOTH_Q, balance_margin, searched_margin, smooth_q_margin
 from sagegen.space import WgmmaConfig
 
 #: Registers per thread that the loop needs beside its tiles, at least. nvcc 13.0 on the 216 configs of two stages that
@@ -75,6 +75,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
     Rule("smooth_q", SMOOTH_Q, smooth_q_margin),
+    Rule("balance", BALANCE, balance_margin),
     Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
          "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores),
     Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent),
