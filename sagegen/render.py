@@ -178,7 +178,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
             "register_budget",
             "wgmma",
             *([f"mma_io_{problem.dtype}"] if config.smooths_q else []),
-            *(["rounded"] if config.balances else []),
+            *(["square_root"] if config.balances else []),
         ]
     names = [
         "thread",
@@ -195,7 +195,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
     if config.smooths_q:
         names += [f"mma_io_{problem.dtype}"]
     if config.balances:
-        names += ["rounded"]
+        names += ["multiply", "square_root"]
     return names
 
 
