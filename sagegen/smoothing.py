@@ -92,7 +92,12 @@ def balance_factors(gamma_q: torch.Tensor, k: torch.Tensor, k_mean: torch.Tensor
     shift = (k_mean - k[:, :, :1].float()).double()
     k_square = (k_squares / kv_len - shift * shift).float()
     ratio = k_square / (q_squares / torch.tensor(q_len, dtype=torch.float32).mul(group))
-    return torch.where((ratio > 0) & ratio.isfinite(), ratio.sqrt().sqrt(), 1)
+    return torch.where((ratio > 0) & ratio.isfinite(), _square_root(_square_root(ratio)), 1)
+
+
+def _square_root(x: torch.Tensor) -> torch.Tensor:
+    """Of float32, rounded to nearest, which PyTorch's own is not on every CPU."""
+    return x.double().sqrt().float()
 
 
 def _add_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
