@@ -132,8 +132,8 @@ def _quantize_min_blocks(config: Config) -> int:
     prepared = config.smooths_q or config.rotates
     if config.family == "mma":
         return 2 if prepared else 3
-    if config.rotates or config.balances:
-        return 2 if config.block_k <= 128 else 1
+    if prepared and config.block_k > (128 if config.rotates or config.balances else 192):
+        return 1
     return 3 if config.block_k <= 128 and not prepared else 2
 
 

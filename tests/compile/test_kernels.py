@@ -97,6 +97,24 @@ def test_fp16_sums_and_smooth_v_compile_without_spills(build: Build, arch: str) 
             assert used.spill_store_bytes == used.spill_load_bytes == 0, (built.name, role)
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
+def test_smoothed_and_rotated_queries_cost_no_spills(build: Build, sass: Sass, arch: str) -> None:
+    sources = []
+    for problem in (Problem(128, "bf16", is_causal=True), Problem(64, "fp16", is_causal=False)):
+        target = Target(find_gpu(ONE_PER_ARCH[arch]), problem)
+        smoothed = replace(default_config(target), mean_span=64)
+        configs = [smoothed, replace(smoothed, mean_span=128, delta="f16", rotate="yes")]
+        assert not any(broken_rules(config, target) for config in configs)
+        sources += [render(problem, config) for config in configs]
+    for source, built in zip(sources, build(arch, sources), strict=True):
+        for role, used in built.resources.items():
+            assert used.spill_store_bytes == used.spill_load_bytes == 0, (built.name, role)
+        # delta S: a warp multiplies 16 means with two tiles of 8 keys, 16 channels at a time
+        dtype = r"\.BF16" if source.problem.dtype == "bf16" else ""
+        products = re.findall(rf"HMMA\.16816\.F32{dtype} ", sass(built, "quantize"))
+        assert len(products) == 2 * source.problem.head_dim // 16
+
+
 def test_the_compiler_refuses_sums_beyond_fp16(tmp_path: Path) -> None:
     problem = Problem(64, "bf16", is_causal=False)
     config = replace(default_config(Target(find_gpu("l20"), problem)), pv="e4m3f16", p_max=224, v_max=9)

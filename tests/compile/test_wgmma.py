@@ -38,6 +38,8 @@ CONFIGS = (
     "c2_bk128_st3_scplain_actwo_ks64_rsskip_suones_exmufu",
     "c2_bk128_st2_scplain_actwo_ks64_rsskip_suones_exmufu_laearly_qqprologue",
     "c2_bk128_st3_scplain_actwo_ks64_rsskip_sufadd_exmufu",
+    "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu_laearly_ms192_dsf16_royes",
+    "c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_exmufu_laearly_ms128",
 )
 SOURCES = [
     render(Problem(head_dim, "bf16", is_causal), parse_config(f"wgmma_{name}"))

@@ -51,7 +51,10 @@ class Variant:
         own = {"gpu": self.gpu_name, "family": self.config.family}
         for axis in ("head_dim", "dtype", "is_causal", "precision"):
             own[axis] = getattr(self.problem, axis)
-        return own | config_values(self.config)
+        own |= config_values(self.config)
+        if {"pv", "accum_depth"} <= own.keys():  # sums that are promoted and others are rescaled in other places
+            own["sums"] = (own["pv"], own["accum_depth"] > 0)
+        return own
 
 
 def draw_variant(space, rng):
@@ -61,8 +64,9 @@ def draw_variant(space, rng):
 
 
 def draw_value(param, rng):
-    """Neutral half of the time, since many values go with few of the others."""
-    return rng.choice(param.values if param.neutral is None else (param.neutral, rng.choice(param.values)))
+    """Of a long list the neutral value half of the time, since the others go with few values of other parameters."""
+    is_long = param.neutral is not None and len(param.values) > 2
+    return rng.choice((param.neutral, rng.choice(param.values)) if is_long else param.values)
 
 
 def pick_variants(space):

@@ -27,6 +27,7 @@ INT4 = E4M3 + "_qks4"
 WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
 EARLY = WGMMA + "_laearly"
 PROLOGUE = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
+WGMMA_SMOOTH_Q = "wgmma_c2_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu_laearly_ms64_dsf16"
 PACKED = "wgmma_c2_bk128_st3_scoverlap_acone_ks128_rsskip_suones_expacked"
 CAUSAL = Problem(64, "bf16", True)
 FULL = Problem(64, "bf16", False)
@@ -54,6 +55,31 @@ class Bug:
 
 
 BUGS = [
+    # delta S
+    Bug(
+        "delta_read_before_it_came",
+        (("        device::mbarrier_wait(&barriers.delta_full[stage.index], stage.parity);\n", ""),),
+        "in_flight",
+        "const uint4 words = chunks[4 * chunk];",
+        WGMMA_SMOOTH_Q,
+    ),
+    Bug(
+        "delta_announced_before_the_last_one_was_read",
+        (
+            (
+                "    device::mbarrier_wait(&barriers.v_free[stage.index], stage.parity ^ 1);\n    uint64_t",
+                "    uint64_t",
+            ),
+            (
+                "DELTA_BYTES, delta_full);\n",
+                "DELTA_BYTES, delta_full);\n"
+                "    device::mbarrier_wait(&barriers.v_free[stage.index], stage.parity ^ 1);\n",
+            ),
+        ),
+        "bad_barrier",
+        "mbarrier_arrive_expect_tx(delta_full, DELTA_BYTES)",
+        WGMMA_SMOOTH_Q,
+    ),
     # asynchronous copies
     Bug(
         "dropped_async_wait",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from sagegen.mma_rules import default_mma_config
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
 from sagegen.rules import Target, broken_rules
-from sagegen.space import Config
+from sagegen.space import Config, Value
 from sagegen.wgmma_rules import default_wgmma_config
 
 PROBLEMS = [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]
@@ -35,7 +35,7 @@ class KernelKind:
 
     name: str
     family: str
-    asked: Mapping[str, int | str] = field(default_factory=dict, hash=False)
+    asked: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
     def find_config(self, target: Target) -> Config | None:
         """The valid config nearest to the family's default that has the asked fields; None when there is none."""
@@ -62,7 +62,8 @@ PACKED = KernelKind("wgmma-packed", "wgmma", {"exponent": "packed", "q_quantizer
 MMA = KernelKind("mma", "mma")
 MAIN_KINDS = (EXACT, PACKED, MMA)
 #: Other ways through the loops: sums by FADD, both exponents in a tile, two products at once, sums promoted
-#: every tile, FP8 by mma.sync; and queries quantized by a kernel of their own, or by the attention kernel.
+#: every tile, FP8 by mma.sync, its sums in FP16, or of smoothed V and never promoted; and queries quantized by a kernel
+#: of their own, or by the attention kernel.
 KINDS = (
     *MAIN_KINDS,
     KernelKind("wgmma-fadd", "wgmma", {"row_sum": "fadd"}),
@@ -72,4 +73,6 @@ KINDS = (
     KernelKind("wgmma-overlap-packed", "wgmma", {"schedule": "overlap", "exponent": "packed"}),
     KernelKind("wgmma-two-level", "wgmma", {"accumulation": "two"}),
     KernelKind("mma-fp8", "mma", {"pv": "e4m3f32"}),
+    KernelKind("mma-fp16-sums", "mma", {"pv": "e4m3f16", "accum_depth": 64, "p_max": 224, "v_max": 4.5}),
+    KernelKind("mma-smooth-v", "mma", {"pv": "e4m3f32", "accum_depth": 0, "smooth_v": "yes"}),
 )
