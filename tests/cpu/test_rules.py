@@ -88,6 +88,8 @@ def test_the_default_config_is_valid_everywhere(target: Target) -> None:
         ("accum_depth", replace(FP16_SUM, accum_depth=0), L20_BF16),
         ("accum_depth", replace(FP16_SUM, accum_depth=0, smooth_v="yes"), L20_BF16),
         ("smooth_v", replace(BASE, pv="bf16f32", accum_depth=0, smooth_v="yes"), L20_BF16),
+        ("balance", replace(BASE, balance="yes"), L20_BF16),
+        ("balance", replace(BASE, balance="yes", rotate="yes"), L20_BF16),
     ],
 )
 def test_a_rule_refuses_what_it_is_for(rule: str, config: MmaConfig, target: Target) -> None:
@@ -237,6 +239,7 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
         ("packed", replace(PACKED, row_sum="fadd"), H200),
         ("exponent", PACKED, replace(H200, problem=INT4)),
         ("exponent", replace(PACKED, exponent="mixed4"), replace(H200, problem=INT4)),
+        ("balance", replace(WGMMA, balance="yes"), H200),
         # four stages of 32 KiB each for K and V
         ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),
         # what ptxas said of these: 1628 bytes spilled and C7512; 408 and C7512; more registers than there are
