@@ -227,7 +227,7 @@ def _distance_cells(distance: Distance) -> tuple[str, ...]:
 
 def _show_space(gpu_name: str | None, problem: Problem, as_json: bool) -> None:
     from sagegen.gpu import find_gpu
-    from sagegen.rules import Target, valid_configs
+    from sagegen.rules import Target, searched_configs
     from sagegen.space import FAMILIES
 
     target = Target(find_gpu(gpu_name), problem) if gpu_name else None
@@ -235,7 +235,7 @@ def _show_space(gpu_name: str | None, problem: Problem, as_json: bool) -> None:
         {
             "family": name,
             "configs": len(space),
-            "valid": len(valid_configs(space, target)) if target else None,
+            "searched": len(searched_configs(space, target)) if target else None,
             "params": [
                 {"name": p.name, "label": p.label, "values": list(p.values), "doc": p.doc} for p in space.params
             ],
@@ -248,11 +248,10 @@ def _show_space(gpu_name: str | None, problem: Problem, as_json: bool) -> None:
     for family in families:
         _print_family(family)
         if target is None:
-            click.echo(f"{family['configs']} configs; --gpu NAME counts the valid ones")
+            click.echo(f"{family['configs']} configs; --gpu NAME counts those that a tuning run tries")
         else:
-            click.echo(
-                f"{family['valid']} of {family['configs']} configs are valid on {target.gpu.name} for {problem.name}"
-            )
+            tried = f"{family['searched']} of {family['configs']} configs"
+            click.echo(f"{tried} are valid and tried by a tuning run on {target.gpu.name} for {problem.name}")
 
 
 def _print_family(family: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ Tier = Literal["fine", "coarse"]
 #: INT4's are what scales per thread reach and coarser ones miss (docs/numerics.md).
 FINE_COSINES: Mapping[Precision, Mapping[str, float]] = {
     "int8": {"normal": 0.9993, "channel_offsets": 0.9989},
-    "int4": {"normal": 0.978, "channel_offsets": 0.865},
+    "int4": {"normal": 0.978, "channel_offsets": 0.978},
 }
 FINE_RELATIVE_L1: Mapping[Precision, float] = {"int8": 0.038, "int4": 0.21}
 #: By precision, of an entry whose accuracy is not known; INT4's is that of its coarsest scales.

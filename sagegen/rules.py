@@ -8,7 +8,7 @@ from typing import Any
 from sagegen.errors import ConfigError
 from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config
 from sagegen.rule import DEFAULT_TOOLKIT, Broken, Rule, Target, Version
-from sagegen.space import FAMILIES, Config, Space
+from sagegen.space import FAMILIES, Config, Space, Value
 from sagegen.wgmma_rules import WGMMA_RULES, WGMMA_SEARCH_RULES, default_wgmma_config
 
 __all__ = [
@@ -18,10 +18,11 @@ __all__ = [
     "Rule",
     "Target",
     "Version",
-    "all_valid_configs",
+    "all_searched_configs",
     "broken_rules",
     "check_config",
     "default_config",
+    "searched_configs",
     "valid_configs",
 ]
 
@@ -52,32 +53,41 @@ def _explain(broken: Broken, config: Config) -> str:
     return f"{broken.rule.name} ({numbers}over by {broken.margin:.9g}): {broken.rule.why}"
 
 
-def valid_configs(space: Space, target: Target) -> list[Config]:
-    """Every valid config of `space` on `target`, in the space's order."""
-    return list(_allowed_configs(space, RULES[space.config_type.family], target))
+def valid_configs(space: Space, target: Target, fixed: Mapping[str, Value] | None = None) -> list[Config]:
+    """Every valid config of `space` on `target`, in the space's order.
+
+    Args:
+        fixed: values of parameters that all of them have. Without any there are millions of the larger spaces.
+    """
+    return list(_allowed_configs(space, RULES[space.config_type.family], target, fixed or {}))
 
 
-def all_valid_configs(target: Target) -> list[Config]:
-    """Every valid config on `target` that a tuning run may try, of one family after another."""
-    return [
-        config
-        for name, space in FAMILIES.items()
-        for config in _allowed_configs(space, RULES[name] + SEARCH_RULES[name], target)
-    ]
+def searched_configs(space: Space, target: Target) -> list[Config]:
+    """The valid configs of `space` that a tuning run on `target` may try, in the space's order."""
+    family = space.config_type.family
+    return list(_allowed_configs(space, RULES[family] + SEARCH_RULES[family], target, {}))
 
 
-def _allowed_configs(space: Space, rules: Iterable[Rule[Any]], target: Target) -> Iterator[Config]:
+def all_searched_configs(target: Target) -> list[Config]:
+    """Every config that a tuning run on `target` may try, of one family after another."""
+    return [config for space in FAMILIES.values() for config in searched_configs(space, target)]
+
+
+def _allowed_configs(
+    space: Space, rules: Iterable[Rule[Any]], target: Target, fixed: Mapping[str, Value]
+) -> Iterator[Config]:
     """The configs of `space` that keep `rules`, each rule judged as soon as the parameters that it reads are chosen."""
-    places = {param.name: place for place, param in enumerate(space.params)}
+    values = {param.name: (fixed[param.name],) if param.name in fixed else param.values for param in space.params}
+    places = {name: place for place, name in enumerate(values)}
     due: list[list[Rule[Any]]] = [[] for _ in places]
     for rule in rules:
         due[max(places[name] for name in rule.reads or places)].append(rule)
-    chosen: dict[str, Any] = {param.name: param.values[0] for param in space.params}
+    chosen: dict[str, Any] = {name: own[0] for name, own in values.items()}
 
     def choose(place: int) -> Iterator[Config]:
-        param = space.params[place]
-        for value in param.values:
-            chosen[param.name] = value
+        name = space.params[place].name
+        for value in values[name]:
+            chosen[name] = value
             config = space.config_type(**chosen)
             if any(rule.margin(config, target) > 0 for rule in due[place]):
                 continue

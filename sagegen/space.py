@@ -344,7 +344,7 @@ Config = MmaConfig | WgmmaConfig
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """All configs of one family, valid or not; `rules.valid_configs` prunes it."""
+    """All configs of one family, valid or not; `rules.searched_configs` prunes it."""
 
     config_type: type[Config]
 

@@ -48,9 +48,10 @@ DEFAULT_FLOOR = Floor()
 CAPTURED_FLOOR = Floor(cosine=0.9993, scale=0.02, row_error=0.5)
 
 #: INT4's scores are coarser: 1 - cosine on normal inputs is 0.021 with scales per thread, 0.030 per block. Its floors
-#: leave a quarter more than the worst error that its numerics have in PyTorch, over both head dims, with and without a
-#: mask, scales per thread, warp and block, and both families; docs/numerics.md has the figures. Kinds whose output does
-#: not depend on the last bits of scores keep INT8's floors: equal values, and one key that outweighs all others.
+#: leave a quarter more than the worst error that its numerics have in PyTorch with Q smoothed and both rotated, over
+#: both head dims, with and without a mask, scales per thread, warp and block, and both families; docs/numerics.md has
+#: the figures. Kinds whose output does not depend on the last bits of scores keep INT8's floors: equal values, and one
+#: key that outweighs all others.
 INT4_DEFAULT_FLOOR = Floor(cosine=0.961, scale=0.02, row_error=1.25)
 _UNCHANGED = ("large_logits", "v_constant", "v_offset_long", "v_one_long", "v_one_4k")
 INT4_FLOORS: Mapping[str, Floor] = {
@@ -58,9 +59,9 @@ INT4_FLOORS: Mapping[str, Floor] = {
     "k_offset": Floor(cosine=0.961, scale=0.02, row_error=1.25, lse_error=0.2),
     "off_edge": Floor(cosine=0.961, scale=0.02, row_error=1.25, lse_error=0.2),
     "few_keys": Floor(cosine=0.961, scale=0.02, row_error=1.25, lse_error=0.8),
-    # offsets and wide channels take the range that all others are rounded in; a row then may take another key's value
-    "channel_offsets": Floor(cosine=0.795, scale=0.14, row_error=math.inf),
-    "outliers": Floor(cosine=0.77, scale=0.22, row_error=math.inf),
+    # wide channels make logits so large that a row may take another key's value
+    "channel_offsets": Floor(cosine=0.966, scale=0.02, row_error=1.25),
+    "outliers": Floor(cosine=0.964, scale=0.04, row_error=math.inf),
 }
 #: Likewise, of five layers of SmolLM2 with K smoothed alone: cosine 0.844 to 0.996, scale ratio off by up to 0.24.
 INT4_CAPTURED_FLOOR = Floor(cosine=0.805, scale=0.31, row_error=math.inf)

@@ -9,7 +9,7 @@ from sagegen.env import Env
 from sagegen.gpu import Gpu
 from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
 from sagegen.registry import load_registry
-from sagegen.rules import Target, all_valid_configs, broken_rules, check_config
+from sagegen.rules import Target, all_searched_configs, broken_rules, check_config
 from sagegen.space import Config, parse_config
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.examine import tuned_shape
@@ -68,5 +68,5 @@ def _registry_incumbents(targets: dict[Problem, Target], env: Env, *, fine: bool
 
 
 def _worst_config(target: Target) -> Config:
-    configs = all_valid_configs(target)
+    configs = all_searched_configs(target)
     return rank_configs(configs, target, [tuned_shape(length) for length in TUNED_LENGTHS])[-1]

@@ -39,12 +39,16 @@ def _unit_clocks(tile: Tile) -> dict[str, float]:
     shared_bytes = config.warps * (layout.k_tile_bytes + layout.v_tile_bytes) + tile.spill_bytes * config.threads
     if config.q_operand == "smem":
         shared_bytes += layout.q_tile_bytes
+    if config.smooths_q:
+        shared_bytes += config.warps * layout.delta_bytes // layout.means_per_tile
 
     converts = config.conversion == "i2f"
     half_rate = scores * (2 if converts else 1)  # row maximum, I2F
     rate = tile.gpu.measured.units.get
-    # scale-and-subtract FFMA, row sum FADD; the magic bias is the first MMA's constant operand and costs nothing
-    full_rate = scores * 2 + config.block_q * head_dim * _output_updates(config, tile.tiles)
+    # scale-and-subtract FFMA, row sum FADD; the magic bias is the first MMA's constant operand and costs nothing.
+    # With delta S the FFMA adds that, so the subtraction is an FADD, and so is that of the bias.
+    per_score = 2 + config.smooths_q * (1 if converts else 2)
+    full_rate = scores * per_score + config.block_q * head_dim * _output_updates(config, tile.tiles)
     packed_cvt = scores / 2
     qk_step, pv_step = 64 if config.qk == "s4" else 32, 32 if config.quantizes_v else 16
     warp_instructions = (

@@ -204,15 +204,22 @@ def _query_clocks(grid: _Grid) -> float:
 
 def _dram_bytes(grid: _Grid) -> float:
     """Bytes the attention kernel takes from or leaves in device memory: K and V again for each block if L2 is small."""
-    shape, stage = grid.shape, grid.layout.stage_bytes
+    shape, stage = grid.shape, grid.layout.delta_offset  # K and V of a tile; delta S is each query tile's own
     q_bytes = 1 if grid.config.q_quantizer == "kernel" else 2
     once = shape.batch * shape.heads_q * shape.q_len * grid.problem.head_dim * (q_bytes + 2)  # 16 bits out
+    once += _delta_bytes(grid.config, grid.layout, shape)
     kv_heads = shape.batch * shape.heads_kv
     head_bytes = ceil_div(shape.kv_len, grid.config.block_k) * stage
     heads_in_flight = max(1.0, min(grid.slots, grid.blocks) * kv_heads / grid.blocks)
     if heads_in_flight * head_bytes <= grid.gpu.l2_bytes:
         return once + kv_heads * head_bytes
     return once + grid.blocks * grid.mean_tiles * stage
+
+
+def _delta_bytes(config: Config, layout: Layout, shape: Shape) -> int:
+    """Delta S of a call."""
+    tiles = ceil_div(shape.q_len, config.block_q) * ceil_div(shape.kv_len, config.block_k)
+    return shape.batch * shape.heads_q * tiles * layout.delta_bytes
 
 
 def _quantize_us(config: Config, problem: Problem, shape: Shape, gpu: Gpu) -> float:
@@ -223,4 +230,5 @@ def _quantize_us(config: Config, problem: Problem, shape: Shape, gpu: Gpu) -> fl
     if config.quantizes_v:
         rows["v"] = shape.heads_kv * shape.kv_len
     moved = shape.batch * problem.head_dim * sum(_QUANTIZED_BYTES[name] * count for name, count in rows.items())
+    moved += _delta_bytes(config, make_layout(config, problem), shape)
     return moved / ((gpu.measured.dram_gbs or gpu.bandwidth_gbs * _DRAM_SHARE) * 1e3)

@@ -22,7 +22,7 @@ from sagegen.errors import BuildError
 from sagegen.layout import make_layout
 from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem, TunedLength
-from sagegen.rules import all_valid_configs, default_config
+from sagegen.rules import all_searched_configs, default_config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.entries import predicted_entry
@@ -202,7 +202,7 @@ class _OfflineRun:
         chosen, total = {}, 0
         for problem in self.request.problems:
             target = make_target(self.request, problem, self.toolkit)
-            configs = all_valid_configs(target)
+            configs = all_searched_configs(target)
             total += len(configs)
             wanted = [self.defaults[problem], *promising_configs(configs, target, shapes, trials)]
             by_text = {(v := self.renderer.variant(problem, c)).blank_sha256: v for c in reversed(wanted)}

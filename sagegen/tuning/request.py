@@ -9,7 +9,7 @@ from pathlib import Path
 from sagegen.entry import Entry
 from sagegen.gpu import DetectedGpu, Gpu
 from sagegen.problem import TUNED_LENGTHS, Problem, TunedLength
-from sagegen.rules import Target, all_valid_configs, default_config
+from sagegen.rules import Target, all_searched_configs, default_config
 from sagegen.space import Config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
@@ -93,7 +93,7 @@ def make_searchers(request: Request, toolkit: Toolkit) -> dict[Problem, Searcher
     searchers = {}
     for problem in request.problems:
         target = make_target(request, problem, toolkit)
-        configs = all_valid_configs(target)
+        configs = all_searched_configs(target)
         incumbents = request.incumbents_of(problem)
         first = [default_config(target), *incumbents, *promising_configs(configs, target, shapes, _STARTS)]
         searchers[problem] = Searcher(target, configs, first=first, sampler=request.sampler, seed=request.seed)

@@ -23,6 +23,8 @@ _LANES = 128  # results per clock and SM of a full-rate instruction
 _EXACT_INSTRUCTIONS = 5.4
 _PACKED_INSTRUCTIONS = 2.9
 _ROW_SUM_INSTRUCTIONS = 0.7
+#: Of delta S: one FFMA more, and a float maximum of two where three integers share one. Counted, not fitted.
+_DELTA_INSTRUCTIONS = 1.5
 #: FFMA or FMUL per output element, and what any instruction beside a wgmma costs.
 _BESIDE_WGMMA = 1.75
 #: Loop overhead and what is done once for a row, per warp and tile; more for each further set of K's scales.
@@ -67,6 +69,7 @@ def _exponent_instructions(config: WgmmaConfig) -> float:
 def _instructions(config: WgmmaConfig, head_dim: int, k_spans: int) -> float:
     """Lanes' full-rate instructions of a tile that the matrix products do not hide."""
     of_score = _exponent_instructions(config) + (_ROW_SUM_INSTRUCTIONS if config.row_sum == "fadd" else 0)
+    of_score += _DELTA_INSTRUCTIONS if config.smooths_q else 0
     # a promotion, which carries the rescale unless that is skipped; else the rescale alone
     updates = (config.accumulation == "two") + (config.rescale == "always" and config.accumulation == "one")
     of_row_and_tile = updates * head_dim * _BESIDE_WGMMA

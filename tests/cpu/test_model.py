@@ -295,3 +295,14 @@ def test_queries_in_the_prologue_take_kernel_time_and_save_more_before_it(tokens
     share = tokens / 2048
     assert after.kernel_us - before.kernel_us == pytest.approx(13 * share, rel=0.5)
     assert before.quantize_us - after.quantize_us == pytest.approx(36 * share, rel=0.4)
+
+
+@pytest.mark.parametrize("config", [F16, WGMMA], ids=["mma", "wgmma"])
+def test_delta_s_costs_the_attention_kernel_and_the_quantizers(config: Config) -> None:
+    plain = predict(config, D128, LONG, H200)
+    smoothed = predict(replace(config, mean_span=config.block_q), D128, LONG, H200)
+    assert smoothed.kernel_us > plain.kernel_us
+    # 4 bytes per span of queries and key are written, at most at the data sheet's bandwidth
+    spans = LONG.batch * LONG.heads_q * -(-LONG.q_len // config.block_q)
+    least = 4 * spans * LONG.kv_len / (H200.bandwidth_gbs * 1e3)
+    assert smoothed.quantize_us - plain.quantize_us >= least

@@ -15,13 +15,14 @@ from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Problem
 from sagegen.rules import (
     Rule,
     Target,
-    all_valid_configs,
+    all_searched_configs,
     broken_rules,
     check_config,
     default_config,
+    searched_configs,
     valid_configs,
 )
-from sagegen.space import MMA_PARAMS, MMA_SPACE, WGMMA_PARAMS, Config, MmaConfig, WgmmaConfig
+from sagegen.space import MMA_PARAMS, MMA_SPACE, WGMMA_PARAMS, Config, MmaConfig, WgmmaConfig, config_values
 from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
 
 L20_BF16 = Target(find_gpu("l20"), Problem(128, "bf16", is_causal=True))
@@ -88,6 +89,8 @@ def test_the_default_config_is_valid_everywhere(target: Target) -> None:
         ("accum_depth", replace(FP16_SUM, accum_depth=0), L20_BF16),
         ("accum_depth", replace(FP16_SUM, accum_depth=0, smooth_v="yes"), L20_BF16),
         ("smooth_v", replace(BASE, pv="bf16f32", accum_depth=0, smooth_v="yes"), L20_BF16),
+        ("smooth_q", replace(BASE, block_q=64, warps=4, mean_span=128), L20_BF16),
+        ("smooth_q", replace(BASE, delta="f16"), L20_BF16),
         ("balance", replace(BASE, balance="yes"), L20_BF16),
         ("balance", replace(BASE, balance="yes", rotate="yes"), L20_BF16),
     ],
@@ -106,8 +109,8 @@ def test_a_refusal_names_config_gpu_rule_and_remedy() -> None:
         check_config(BASE, Target(find_gpu("a100"), L20_BF16.problem))
 
 
-def test_valid_configs_are_hundreds_and_all_fit_the_problem() -> None:
-    found = valid_configs(MMA_SPACE, L20_BF16)
+def test_what_tuning_tries_are_hundreds_and_all_fit_the_problem() -> None:
+    found = searched_configs(MMA_SPACE, L20_BF16)
     assert len(found) > 200
     assert {c.pv for c in found} == {"e4m3f32", "e4m3f16", "bf16f32"}
     assert {c.accum_depth for c in found if c.pv == "bf16f32"} == {0}
@@ -161,14 +164,19 @@ def test_a_margin_depends_on_what_its_rule_says_it_reads(
 @settings(max_examples=6)
 def test_the_valid_configs_are_those_that_break_no_rule(config: MmaConfig, target: Target) -> None:
     near = replace(BASE, pv=config.pv, accum_depth=config.accum_depth, p_max=config.p_max, v_max=config.v_max)
-    found = valid_configs(MMA_SPACE, target)
-    assert len(set(found)) == len(found)
     for asked in (config, near, default_mma_config(target)):
+        # all but its tiles as they are: the whole space has millions
+        fixed = {
+            name: value for name, value in config_values(asked).items() if name not in ("block_q", "block_k", "warps")
+        }
+        found = valid_configs(MMA_SPACE, target, fixed)
+        assert len(set(found)) == len(found)
+        assert {c for c in found if replace(asked, block_q=c.block_q, block_k=c.block_k, warps=c.warps) != c} == set()
         assert (asked in found) == (not broken(asked, target))
 
 
 def test_tuning_tries_one_pair_of_peaks_for_each_depth_of_fp16_sums() -> None:
-    found = [c for c in all_valid_configs(L20_BF16) if isinstance(c, MmaConfig) and c.pv == "e4m3f16"]
+    found = [c for c in all_searched_configs(L20_BF16) if isinstance(c, MmaConfig) and c.pv == "e4m3f16"]
     peaks = {(c.accum_depth, c.p_max, c.v_max) for c in found}
     assert {depth for depth, _, _ in peaks} == {32, 64, 128}
     assert len(peaks) == 3
@@ -210,7 +218,18 @@ def test_the_default_of_int4_is_packed_where_there_are_units_and_a_container_els
         "rtx4090",
     }
     assert {defaults[name].family for name in ("h20", "h100", "h200")} == {"wgmma"}
-    assert defaults["rtx5090"] == default_config(Target(find_gpu("rtx5090"), replace(INT4, precision="int8")))
+    # what INT8 has, but for what makes 15 values enough
+    int8 = default_config(Target(find_gpu("rtx5090"), replace(INT4, precision="int8")))
+    assert defaults["rtx5090"] == replace(int8, mean_span=128, delta="f16", rotate="yes")
+    assert all(config.smooths_q and config.rotates for config in defaults.values())
+    assert not any(broken_rules(config, Target(GPUS[name], INT4)) for name, config in defaults.items())
+
+
+@pytest.mark.parametrize("gpu", ["l20", "h200"])
+def test_tuning_smooths_q_and_rotates_for_int4_alone(gpu: str) -> None:
+    int4, int8 = (Target(find_gpu(gpu), replace(INT4, head_dim=64, precision=p)) for p in ("int4", "int8"))
+    assert all(config.mean_span == config.block_q and config.rotates for config in all_searched_configs(int4))
+    assert not any(config.smooths_q or config.rotates for config in all_searched_configs(int8))
 
 
 # --- wgmma
@@ -239,6 +258,10 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
         ("packed", replace(PACKED, row_sum="fadd"), H200),
         ("exponent", PACKED, replace(H200, problem=INT4)),
         ("exponent", replace(PACKED, exponent="mixed4"), replace(H200, problem=INT4)),
+        ("smooth_q", replace(WGMMA, mean_span=128), H200),
+        ("smooth_q", replace(WGMMA, delta="f16"), H200),
+        ("plain_scores", replace(PACKED, mean_span=64), H200),
+        ("plain_scores", replace(WGMMA, rotate="yes", q_quantizer="prologue"), H200),
         ("balance", replace(WGMMA, balance="yes"), H200),
         # four stages of 32 KiB each for K and V
         ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),

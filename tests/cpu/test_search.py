@@ -12,7 +12,7 @@ import pytest
 
 from sagegen.gpu import find_gpu
 from sagegen.problem import Problem, Shape
-from sagegen.rules import Target, all_valid_configs, broken_rules, default_config, valid_configs
+from sagegen.rules import Target, broken_rules, default_config, searched_configs
 from sagegen.space import FAMILIES, Config, neighbours
 from sagegen.tuning.journal import Outcome, Record, Samples, replay
 from sagegen.tuning.model import predict
@@ -219,8 +219,8 @@ def test_searching_beats_guessing_on_a_recorded_landscape() -> None:
 # --- two families
 
 HOPPER = Target(find_gpu("h200"), Problem(128, "bf16", False))
-WGMMA = valid_configs(FAMILIES["wgmma"], HOPPER)
-MMA = [config for config in all_valid_configs(HOPPER) if config.family == "mma"][::70]
+WGMMA = searched_configs(FAMILIES["wgmma"], HOPPER)
+MMA = searched_configs(FAMILIES["mma"], HOPPER)[::70]
 BOTH = [*MMA, *WGMMA]
 
 
@@ -256,7 +256,7 @@ def test_all_of_both_families_are_tried_in_the_end() -> None:
 
 def test_the_models_favourites_on_hopper_are_wgmma_and_elsewhere_there_is_none() -> None:
     assert {config.family for config in promising_configs(BOTH, HOPPER, SHAPES, 6)} == {"wgmma"}
-    assert not valid_configs(FAMILIES["wgmma"], TARGET)
+    assert not searched_configs(FAMILIES["wgmma"], TARGET)
 
 
 def test_families_are_infinitely_far_apart() -> None:

@@ -216,7 +216,7 @@ def make_bench(folder: Path, patch: pytest.MonkeyPatch) -> Bench:
     patch.setattr(
         "sagegen.tuning.variants.build_batch", lambda *args, **options: made.compiler.build_batch(*args, **options)
     )
-    patch.setattr("sagegen.tuning.request.all_valid_configs", lambda target: list(SPACE))
+    patch.setattr("sagegen.tuning.request.all_searched_configs", lambda target: list(SPACE))
     patch.setattr("sagegen.tuning.tune.read_state", lambda index: GpuState())
     return made
 
@@ -271,7 +271,7 @@ def test_the_default_is_measured_first_at_every_length(bench: Bench) -> None:
 
 def test_a_space_of_twelve_ends_after_twelve_without_duplicates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     twelve = [DEFAULT, *[config for config in SPACE if config != DEFAULT][:11]]
-    monkeypatch.setattr("sagegen.tuning.request.all_valid_configs", lambda target: twelve)
+    monkeypatch.setattr("sagegen.tuning.request.all_searched_configs", lambda target: twelve)
     result = bench.tune(trials=100)
     assert sorted(r.config for r in result.records) == sorted(c.name for c in twelve)
     assert len(bench.worker.gated) == 12

@@ -24,7 +24,7 @@ from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
 from sagegen.registry import save_entries
 from sagegen.render import render
-from sagegen.rules import Target, default_config, valid_configs
+from sagegen.rules import Target, broken_rules, default_config, searched_configs
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.space import FAMILIES
 from sagegen.store import open_store
@@ -88,14 +88,23 @@ def pick_configs(problem, target, count):
     """The default config, then valid ones that add the most values of parameters not seen yet; always the same ones."""
     picked = [default_config(target)]
     rng = random.Random(problem.name)
-    valid = [valid_configs(space, target) for space in FAMILIES.values()]
-    rest = [config for own in valid for config in rng.sample(own, min(300, len(own)))]
+    searched = [searched_configs(space, target) for space in FAMILIES.values()]
+    rest = [vary(config, target, rng) for own in searched for config in rng.sample(own, min(300, len(own)))]
     seen = set()
     while len(picked) <= count:
         seen |= values(picked[-1])
         fresh = [(len(values(config) - seen), -i) for i, config in enumerate(rest)]
         picked.append(rest[-max(fresh)[1]])
     return picked
+
+
+def vary(config, target, rng):
+    """`config` with other values of what tuning leaves alone, one parameter after another, as far as it stays valid."""
+    for param in rng.sample(config.params, len(config.params)):
+        changed = replace(config, **{param.name: rng.choice(param.values)})
+        if param.neutral is not None and not broken_rules(changed, target):
+            config = changed
+    return config
 
 
 def values(config):
