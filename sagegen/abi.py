@@ -70,39 +70,55 @@ SMOOTH_Q_FIELDS = (
     Field("deltas_offset", "int64_t", "delta S per span of queries and key, as the threads of a quad read it"),
     Field("delta_scales_offset", "int64_t", "float per span of queries: scale of its delta S in 16 bits"),
 )
+#: Of kernels that balance Q against K, which smooth Q too, after those.
+BALANCE_FIELDS = (
+    Field(
+        "k_squares_offset", "int64_t", "float [split, head_dim] per KV head: sums of squares of K less its first key"
+    ),
+    Field("q_squares_offset", "int64_t", "float [range, head_dim] per query head: sums of squares of Q less its means"),
+    Field("ranges", "int32_t", "ranges of Q's spans per head"),
+    Field("range_spans", "int32_t", "spans of a range"),
+)
 
 _CODES = {"int64_t": "q", "int32_t": "i", "float": "f"}
 
 #: The six pointers change with every call; the rest is fixed by shape and strides and packed once.
 POINTER_STRUCT = struct.Struct(f"<{len(POINTERS)}Q")
 CONSTANT_STRUCT = struct.Struct("<" + "".join(_CODES[f.c_type] for f in FIELDS[len(POINTERS) :]))
-_SMOOTH_Q_STRUCT = struct.Struct(CONSTANT_STRUCT.format + "".join(_CODES[f.c_type] for f in SMOOTH_Q_FIELDS))
 PARAMS_BYTES = POINTER_STRUCT.size + CONSTANT_STRUCT.size
 
-_CONSTANT_NAMES = tuple(f.name for f in FIELDS[len(POINTERS) :])
-_SMOOTH_Q_NAMES = tuple(f.name for f in SMOOTH_Q_FIELDS)
+#: What some configs append, in order; one that has a group has those before it.
+_APPENDED = (SMOOTH_Q_FIELDS, BALANCE_FIELDS)
 
 
 def fields_of(config: Config) -> tuple[Field, ...]:
     """The members of the struct that the kernels of `config` take."""
-    return FIELDS + SMOOTH_Q_FIELDS if config.smooths_q else FIELDS
+    return POINTERS + _constants((config.smooths_q, config.balances).count(True))
 
 
 def pack_constants(values: dict[str, int | float]) -> bytes:
     """The part of the struct after the pointers.
 
-    `values` names every field of it but the padding; either all or none of what only kernels that smooth Q have.
+    `values` names every field of it but the padding; all or none of what only some configs have.
     """
     complete = {"padding": 0, **values}
-    smooths_q = not set(_SMOOTH_Q_NAMES).isdisjoint(complete)
-    names = _CONSTANT_NAMES + _SMOOTH_Q_NAMES * smooths_q
-    if set(complete) != set(names):
-        raise KeyError(f"launch parameters missing or unknown: {sorted(set(complete) ^ set(names))}")
-    return (_SMOOTH_Q_STRUCT if smooths_q else CONSTANT_STRUCT).pack(*(complete[name] for name in names))
+    fields = _constants(sum(not complete.keys().isdisjoint(f.name for f in group) for group in _APPENDED))
+    if wrong := complete.keys() ^ {f.name for f in fields}:
+        raise KeyError(f"launch parameters missing or unknown: {sorted(wrong)}")
+    return _struct(fields).pack(*(complete[f.name] for f in fields))
 
 
 def unpack_constants(constants: bytes) -> dict[str, int | float]:
     """What `pack_constants` was given, and the padding; floats come back rounded to FP32."""
-    smooths_q = len(constants) == _SMOOTH_Q_STRUCT.size
-    values = (_SMOOTH_Q_STRUCT if smooths_q else CONSTANT_STRUCT).unpack(constants)
-    return dict(zip(_CONSTANT_NAMES + _SMOOTH_Q_NAMES * smooths_q, values, strict=True))
+    every = (_constants(groups) for groups in range(len(_APPENDED) + 1))
+    fields = next(fields for fields in every if _struct(fields).size == len(constants))
+    return dict(zip((f.name for f in fields), _struct(fields).unpack(constants), strict=True))
+
+
+def _constants(groups: int) -> tuple[Field, ...]:
+    """The members after the pointers, with the first so many groups of what is appended."""
+    return sum(_APPENDED[:groups], FIELDS[len(POINTERS) :])
+
+
+def _struct(fields: tuple[Field, ...]) -> struct.Struct:
+    return struct.Struct("<" + "".join(_CODES[f.c_type] for f in fields))

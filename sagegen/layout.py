@@ -18,6 +18,10 @@ _MAX_SPLITS = 16
 _MIN_SPLIT_TOKENS = 128
 #: Blocks of the statistics that fill any known GPU several times.
 _STATISTICS_BLOCKS = 1024
+#: Ranges of Q's spans that its squares are summed over: of a head, and of all heads that share a KV head together.
+#: Every block of the quantizer reads them all.
+_MAX_RANGES = 16
+_MAX_SHARED_RANGES = 32
 #: Means of Q that one block of delta S multiplies with 128 keys: eight tiles of the matrix product.
 DELTA_MEANS = 128
 #: Keys of such a block, 16 for each warp, and means of a tile of the product.
@@ -55,6 +59,16 @@ def tokens_of_split(heads: int, kv_len: int) -> int:
     """
     splits = min(_MAX_SPLITS, max(1, ceil_div(_STATISTICS_BLOCKS, heads)))
     return round_up(ceil_div(kv_len, splits), _MIN_SPLIT_TOKENS)
+
+
+def spans_of_range(spans: int, group: int) -> int:
+    """Spans of one block of the statistics where Q is balanced: few ranges, which every later block reads.
+
+    Args:
+        spans: of a query head.
+        group: query heads that share a KV head.
+    """
+    return ceil_div(spans, min(_MAX_RANGES, max(1, _MAX_SHARED_RANGES // group)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sagegen.layout import make_layout
 from sagegen.problem import Problem
 from sagegen.rule import Rule, Target, Version
-from sagegen.smoothing_rules import SEARCHED, SMOOTH_Q, searched_margin, smooth_q_margin
+from sagegen.smoothing_rules import BALANCE, SEARCHED, SMOOTH_Q, balance_margin, searched_margin, smooth_q_margin
 from sagegen.space import MmaConfig
 
 #: Registers per thread that the loop needs beside its tiles: addresses, row maxima, sums, scales, loop state.
@@ -120,6 +120,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans,
          reads=("block_q", "block_k", "granularity", "q_span", "k_span")),
     Rule("smooth_q", SMOOTH_Q, smooth_q_margin, reads=("block_q", "mean_span", "delta")),
+    Rule("balance", BALANCE, balance_margin, reads=("mean_span", "balance")),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block, reads=_TILES),
     Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency, reads=(*_TILES, "min_blocks")),
@@ -136,7 +137,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
 )  # fmt: skip
 
 MMA_SEARCH_RULES: tuple[Rule[MmaConfig], ...] = (
-    Rule("searched", SEARCHED, searched_margin, reads=("block_q", "mean_span", "rotate")),
+    Rule("searched", SEARCHED, searched_margin, reads=("block_q", "mean_span", "rotate", "balance")),
     Rule("fp16_peaks", "p_max and v_max change what FP16 sums are worth, not their speed", _fp16_peaks,
          reads=("pv", "accum_depth", "p_max", "v_max")),
 )  # fmt: skip
@@ -146,7 +147,7 @@ def default_mma_config(target: Target) -> MmaConfig:
     """Conservative, and valid on every known GPU."""
     dtype_pv = "f16f32" if target.problem.dtype == "fp16" else "bf16f32"
     native_fp8 = target.gpu.compute_capability in (89, 120)
-    is_int4 = target.problem.precision == "int4"  # what 15 values need: smoothed Q, and rotation
+    is_int4 = target.problem.precision == "int4"  # what 15 values need: smoothed Q, balance and rotation
     return MmaConfig(
         block_q=128,
         block_k=64,
@@ -166,4 +167,5 @@ def default_mma_config(target: Target) -> MmaConfig:
         mean_span=128 if is_int4 else 0,
         delta="f16" if is_int4 else "f32",
         rotate="yes" if is_int4 else "no",
+        balance="yes" if is_int4 else "no",
     )

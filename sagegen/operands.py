@@ -9,7 +9,7 @@ import torch
 
 from sagegen.problem import Problem
 from sagegen.quantizing import INT8_MAX, quantize_keys, quantize_queries, quantize_values
-from sagegen.smoothing import DeltaS, mean_products, rotate, smooth_queries, token_mean
+from sagegen.smoothing import DeltaS, balance_factors, mean_products, rotate, smooth_queries, token_mean
 from sagegen.space import Config
 
 LOG2_E = math.log2(math.e)
@@ -99,6 +99,9 @@ def make_operands(
     if config.smooths_q:
         smoothed = smooth_queries(q, config)
         gamma_q, delta = smoothed.gamma, _make_delta(smoothed.means, q.shape[2], k, mean, config, scale)
+    if config.balances:
+        factors = balance_factors(gamma_q, k, mean, config)
+        gamma_q, gamma_k = gamma_q * factors.repeat_interleave(group, 1), gamma_k * (1 / factors)
     if config.rotates:
         gamma_q, gamma_k = rotate(gamma_q), rotate(gamma_k)
     q8, q_scale = quantize_queries(gamma_q, config, problem.precision, least_q)

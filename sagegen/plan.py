@@ -18,6 +18,7 @@ from sagegen.layout import (
     make_layout,
     quantized_rows,
     round_up,
+    spans_of_range,
     tokens_of_split,
 )
 from sagegen.problem import Problem, Shape
@@ -146,11 +147,16 @@ def make_plan(
     sizes = _region_sizes(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
     if config.smooths_q:
         sizes |= _smooth_q_sizes(problem, layout, q_heads, kv_heads, q_tiles, k_tiles)
+    ranges: dict[str, int] = {}
+    if config.balances:
+        range_spans = spans_of_range(means, group)
+        ranges = {"ranges": ceil_div(means, range_spans), "range_spans": range_spans}
+        sizes |= _balance_sizes(problem, kv_heads * splits, q_heads * ranges["ranges"])
     offsets, workspace = _place_regions(sizes)
 
     quantize_blocks = q_heads * (q_rows // config.quantize_rows) + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
     quantize_blocks += kv_heads * ceil_div(means * group, DELTA_MEANS) * ceil_div(k_tiles * config.block_k, DELTA_KEYS)
-    statistics_blocks = kv_heads * splits * config.measured_tensors + q_heads * means
+    statistics_blocks = kv_heads * splits * config.measured_tensors + q_heads * ranges.get("ranges", means)
     early = config.launch == "early"
     launches = (
         # never early: what the caller's kernels wrote must be there, and what they read must be done with
@@ -166,6 +172,7 @@ def make_plan(
     constants = pack_constants(
         {
             **offsets,
+            **ranges,
             **_stride_values(strides),
             "heads_q": shape.heads_q,
             "heads_kv": shape.heads_kv,
@@ -221,6 +228,11 @@ def _smooth_q_sizes(
         "deltas_offset": q_heads * q_tiles * k_tiles * layout.delta_bytes,
         "delta_scales_offset": q_heads * means * 4,
     }
+
+
+def _balance_sizes(problem: Problem, k_rows: int, q_rows: int) -> dict[str, int]:
+    """Bytes of the regions that balance adds: rows of sums of squares of every channel."""
+    return {"k_squares_offset": k_rows * problem.head_dim * 4, "q_squares_offset": q_rows * problem.head_dim * 4}
 
 
 def _place_regions(sizes: dict[str, int]) -> tuple[dict[str, int], int]:

@@ -132,7 +132,7 @@ def _quantize_min_blocks(config: Config) -> int:
     prepared = config.smooths_q or config.rotates
     if config.family == "mma":
         return 2 if prepared else 3
-    if prepared and config.block_k > (128 if config.rotates else 192):
+    if prepared and config.block_k > (128 if config.rotates or config.balances else 192):
         return 1
     return 3 if config.block_k <= 128 and not prepared else 2
 
@@ -178,6 +178,7 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
             "register_budget",
             "wgmma",
             *([f"mma_io_{problem.dtype}"] if config.smooths_q else []),
+            *(["square_root"] if config.balances else []),
         ]
     names = [
         "thread",
@@ -193,6 +194,8 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
         names[-1:-1] = ["convert_half2"]
     if config.smooths_q:
         names += [f"mma_io_{problem.dtype}"]
+    if config.balances:
+        names += ["multiply", "square_root"]
     return names
 
 

@@ -1,16 +1,18 @@
-"""What makes Q and K easier to quantize, in PyTorch as kernels do it: Q's span means, delta S, and rotation.
+"""What makes Q and K easier to quantize, in PyTorch as kernels do it: Q's span means, delta S, balance and rotation.
 
-Sources: SageAttention2 (arXiv 2411.10958, section 3.2) for smoothing Q and for delta S. Rotating what smoothing has
+Sources: SageAttention2 (arXiv 2411.10958, section 3.2) for smoothing Q and for delta S; SmoothQuant (arXiv 2211.10438,
+equation 4) for moving size between channels, with root mean squares in the place of maxima. Rotating what smoothing has
 left by a Hadamard matrix changes no score, and evens out the channels (docs/numerics.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from sagegen.layout import QUANTIZE_THREADS, tokens_of_split
+from sagegen.layout import QUANTIZE_THREADS, ceil_div, spans_of_range, tokens_of_split
 from sagegen.space import Config
 
 #: Channels of one matrix instruction, and mantissa bits of fp16.
@@ -41,26 +43,68 @@ def token_mean(k: torch.Tensor, config: Config) -> torch.Tensor:
     """
     split = tokens_of_split(k.shape[0] * k.shape[1] * config.measured_tensors, k.shape[2])
     one = torch.ones((), device=k.device)
-    total = torch.zeros_like(k[:, :, :1], dtype=torch.float32)
-    for part in torch.split(k.float(), split, 2):
-        total = total + _add_rows(part, one)
-    return total / k.shape[2]
+    return _add_in_order([_add_rows(part, one) for part in torch.split(k.float(), split, 2)]) / k.shape[2]
 
 
 def _add_rows(x: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Sum of `share` times each row, float32 [batch, heads, 1, dim].
+    """Sum of `share`, one number or x's shape, times each row, float32 [batch, heads, 1, dim].
 
     As a block of the statistics adds up: each of its rows of threads has every so many rows of the tensor, and then
     their sums are added one after another. A multiplication and an addition are rounded once.
     """
     rows_at_once = QUANTIZE_THREADS * 8 // x.shape[-1]
     partial = x.new_zeros(*x.shape[:2], rows_at_once, x.shape[3])
-    for rows in torch.split(x, rows_at_once, 2):
+    shares = share.double().expand(x.shape)
+    for rows, own in zip(torch.split(x, rows_at_once, 2), torch.split(shares, rows_at_once, 2), strict=True):
         count = rows.shape[2]
-        partial[:, :, :count] = (rows.double() * share.double() + partial[:, :, :count]).float()
+        partial[:, :, :count] = (rows.double() * own + partial[:, :, :count]).float()
     total = partial[:, :, :1]
     for row in range(1, rows_at_once):
         total = total + partial[:, :, row : row + 1]
+    return total
+
+
+def balance_factors(gamma_q: torch.Tensor, k: torch.Tensor, k_mean: torch.Tensor, config: Config) -> torch.Tensor:
+    """What gamma(Q)'s channels are multiplied by, and gamma(K)'s divided by: (rms of K / rms of Q)^0.5.
+
+    1 where either is all zeros. Summed in the order of the kernels.
+
+    Args:
+        gamma_q: Q less its spans' means, float32 [batch, heads_q, q_len, dim].
+        k: [batch, heads_kv, kv_len, dim], fp16 or bf16.
+        k_mean: of K's tokens, float32 [batch, heads_kv, 1, dim].
+
+    Returns:
+        float32 [batch, heads_kv, 1, dim]: one per KV head, since its query heads share the quantized K.
+    """
+    batch, heads_kv, kv_len, dim = k.shape
+    heads_q, q_len = gamma_q.shape[1:3]
+    group = heads_q // heads_kv
+    split = tokens_of_split(batch * heads_kv * config.measured_tensors, kv_len)
+    k_squares = _add_in_order(
+        [_add_rows(part, part) for part in torch.split(k.float() - k[:, :, :1].float(), split, 2)]
+    )
+    spans = ceil_div(q_len, config.block_q) * config.block_q // config.mean_span
+    of_range = spans_of_range(spans, group) * config.mean_span
+    ranges = torch.cat([_add_rows(part, part) for part in torch.split(gamma_q, of_range, 2)], 2)
+    q_squares = _add_in_order(torch.split(ranges.reshape(batch, heads_kv, -1, dim), 1, 2))
+
+    shift = (k_mean - k[:, :, :1].float()).double()
+    k_square = (k_squares / kv_len - shift * shift).float()
+    ratio = k_square / (q_squares / torch.tensor(q_len, dtype=torch.float32).mul(group))
+    return torch.where((ratio > 0) & ratio.isfinite(), _square_root(_square_root(ratio)), 1)
+
+
+def _square_root(x: torch.Tensor) -> torch.Tensor:
+    """Of float32, rounded to nearest, which PyTorch's own is not on every CPU."""
+    return x.double().sqrt().float()
+
+
+def _add_in_order(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The parts' sum, one after another."""
+    total = torch.zeros_like(parts[0])
+    for part in parts:
+        total = total + part
     return total
 
 

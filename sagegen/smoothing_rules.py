@@ -1,4 +1,4 @@
-"""Rules of smoothing Q and of rotation, which hold for every family."""
+"""Rules of smoothing Q, of balance and of rotation, which hold for every family."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from sagegen.rule import Target
 from sagegen.space import Config
 
 SMOOTH_Q = "whole spans of means in a query tile; delta S has a type where Q is smoothed"
-SEARCHED = "INT8 reaches its floors with K smoothed alone; INT4 needs Q smoothed too, by its tile's means, and rotation"
+BALANCE = "Q is balanced against K where it is smoothed"
+SEARCHED = "INT8 reaches its floors with K smoothed alone; INT4 needs Q smoothed by its tile's means, balance, rotation"
 
 
 def smooth_q_margin(config: Config, _: Target) -> float:
@@ -15,8 +16,12 @@ def smooth_q_margin(config: Config, _: Target) -> float:
     return config.block_q % config.mean_span
 
 
+def balance_margin(config: Config, _: Target) -> float:
+    return int(config.balances and not config.smooths_q)
+
+
 def searched_margin(config: Config, target: Target) -> float:
     """What a tuning run tries of each precision: what else is valid costs time that no floor asks for, or fails one."""
     if target.problem.precision == "int8":
-        return int(config.smooths_q or config.rotates)
-    return int(config.mean_span != config.block_q or not config.rotates)
+        return int(config.smooths_q or config.rotates or config.balances)
+    return int(config.mean_span != config.block_q or not config.rotates or not config.balances)

@@ -42,6 +42,9 @@ class Param:
 
 _DELTA = Param("delta", "ds", ("f32", "f16"), "type of delta S in memory; f16 has a scale per row", "f32")
 _ROTATE = Param("rotate", "ro", ("no", "yes"), "Q and K less their means are rotated by a Hadamard matrix", "no")
+_BALANCE = Param(
+    "balance", "bl", ("no", "yes"), "channels of Q and K less their means are scaled to one size, before rotation", "no"
+)
 
 
 def _mean_span(*spans: int) -> Param:
@@ -73,6 +76,7 @@ MMA_PARAMS = (
     _mean_span(64, 128),
     _DELTA,
     _ROTATE,
+    _BALANCE,
     Param(
         "qk", "qk", ("s8", "s4"), "operands of Q·K^T: INT8, which carry INT4 values too, or two INT4 in a byte", "s8"
     ),
@@ -103,6 +107,7 @@ class MmaConfig:
     mean_span: int = 0
     delta: str = "f32"
     rotate: str = "no"
+    balance: str = "no"
     qk: str = "s8"
 
     family: ClassVar[str] = "mma"
@@ -148,6 +153,11 @@ class MmaConfig:
     def rotates(self) -> bool:
         """Q and K are rotated before they are quantized."""
         return self.rotate == "yes"
+
+    @property
+    def balances(self) -> bool:
+        """Each channel of Q and of K is scaled before they are rotated and quantized, by factors whose product is 1."""
+        return self.balance == "yes"
 
     @property
     def quantizes_v(self) -> bool:
@@ -203,6 +213,7 @@ WGMMA_PARAMS = (
     _mean_span(64, 128, 192),
     _DELTA,
     _ROTATE,
+    _BALANCE,
 )
 
 
@@ -224,6 +235,7 @@ class WgmmaConfig:
     mean_span: int = 0
     delta: str = "f32"
     rotate: str = "no"
+    balance: str = "no"
 
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
@@ -305,6 +317,11 @@ class WgmmaConfig:
     def rotates(self) -> bool:
         """As `MmaConfig.rotates`."""
         return self.rotate == "yes"
+
+    @property
+    def balances(self) -> bool:
+        """As `MmaConfig.balances`."""
+        return self.balance == "yes"
 
     @property
     def smooths_v(self) -> bool:

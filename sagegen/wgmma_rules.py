@@ -5,7 +5,7 @@ from __future__ import annotations
 from sagegen.layout import make_layout
 from sagegen.problem import Precision, Problem
 from sagegen.rule import Rule, Target
-from sagegen.smoothing_rules import SEARCHED, SMOOTH_Q, searched_margin, smooth_q_margin
+from sagegen.smoothing_rules import BALANCE, SEARCHED, SMOOTH_Q, balance_margin, searched_margin, smooth_q_margin
 from sagegen.space import WgmmaConfig
 
 #: Registers per thread that the loop needs beside its tiles, at least. nvcc 13.0 on the 216 configs of two stages that
@@ -75,6 +75,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
     Rule("smooth_q", SMOOTH_Q, smooth_q_margin),
+    Rule("balance", BALANCE, balance_margin),
     Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
          "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores),
     Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent),
@@ -89,7 +90,7 @@ WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (Rule("searched", SEARCHED, 
 
 def default_wgmma_config(precision: Precision = "int8") -> WgmmaConfig:
     """The exact exponent on three consumers: fastest on an H200 of those that need no run-time fallback."""
-    is_int4 = precision == "int4"  # what 15 values need: smoothed Q, and rotation
+    is_int4 = precision == "int4"  # what 15 values need: smoothed Q, balance and rotation
     return WgmmaConfig(
         consumers=3,
         block_k=128,
@@ -105,4 +106,5 @@ def default_wgmma_config(precision: Precision = "int8") -> WgmmaConfig:
         mean_span=192 if is_int4 else 0,
         delta="f16" if is_int4 else "f32",
         rotate="yes" if is_int4 else "no",
+        balance="yes" if is_int4 else "no",
     )

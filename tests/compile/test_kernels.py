@@ -98,12 +98,13 @@ def test_fp16_sums_and_smooth_v_compile_without_spills(build: Build, arch: str) 
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89"])
-def test_smoothed_and_rotated_queries_cost_no_spills(build: Build, sass: Sass, arch: str) -> None:
+def test_smoothed_rotated_and_balanced_queries_cost_no_spills(build: Build, sass: Sass, arch: str) -> None:
     sources = []
     for problem in (Problem(128, "bf16", is_causal=True), Problem(64, "fp16", is_causal=False)):
         target = Target(find_gpu(ONE_PER_ARCH[arch]), problem)
         smoothed = replace(default_config(target), mean_span=64)
-        configs = [smoothed, replace(smoothed, mean_span=128, delta="f16", rotate="yes")]
+        rotated = replace(smoothed, mean_span=128, delta="f16", rotate="yes")
+        configs = [smoothed, rotated, replace(rotated, balance="yes"), replace(smoothed, balance="yes")]
         assert not any(broken_rules(config, target) for config in configs)
         sources += [render(problem, config) for config in configs]
     for source, built in zip(sources, build(arch, sources), strict=True):

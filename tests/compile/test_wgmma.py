@@ -39,6 +39,8 @@ CONFIGS = (
     "c2_bk128_st2_scplain_actwo_ks64_rsskip_suones_exmufu_laearly_qqprologue",
     "c2_bk128_st3_scplain_actwo_ks64_rsskip_sufadd_exmufu",
     "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu_laearly_ms192_dsf16_royes",
+    "c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu_laearly_ms192_dsf16_royes_blyes",
+    "c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_exmufu_laearly_ms128_blyes",
     "c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_exmufu_laearly_ms128",
 )
 SOURCES = [

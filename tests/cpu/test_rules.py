@@ -91,6 +91,8 @@ def test_the_default_config_is_valid_everywhere(target: Target) -> None:
         ("smooth_v", replace(BASE, pv="bf16f32", accum_depth=0, smooth_v="yes"), L20_BF16),
         ("smooth_q", replace(BASE, block_q=64, warps=4, mean_span=128), L20_BF16),
         ("smooth_q", replace(BASE, delta="f16"), L20_BF16),
+        ("balance", replace(BASE, balance="yes"), L20_BF16),
+        ("balance", replace(BASE, balance="yes", rotate="yes"), L20_BF16),
     ],
 )
 def test_a_rule_refuses_what_it_is_for(rule: str, config: MmaConfig, target: Target) -> None:
@@ -218,16 +220,19 @@ def test_the_default_of_int4_is_packed_where_there_are_units_and_a_container_els
     assert {defaults[name].family for name in ("h20", "h100", "h200")} == {"wgmma"}
     # what INT8 has, but for what makes 15 values enough
     int8 = default_config(Target(find_gpu("rtx5090"), replace(INT4, precision="int8")))
-    assert defaults["rtx5090"] == replace(int8, mean_span=128, delta="f16", rotate="yes")
-    assert all(config.smooths_q and config.rotates for config in defaults.values())
+    assert defaults["rtx5090"] == replace(int8, mean_span=128, delta="f16", rotate="yes", balance="yes")
+    assert all(config.smooths_q and config.rotates and config.balances for config in defaults.values())
     assert not any(broken_rules(config, Target(GPUS[name], INT4)) for name, config in defaults.items())
 
 
 @pytest.mark.parametrize("gpu", ["l20", "h200"])
-def test_tuning_smooths_q_and_rotates_for_int4_alone(gpu: str) -> None:
+def test_tuning_smooths_q_balances_and_rotates_for_int4_alone(gpu: str) -> None:
     int4, int8 = (Target(find_gpu(gpu), replace(INT4, head_dim=64, precision=p)) for p in ("int4", "int8"))
-    assert all(config.mean_span == config.block_q and config.rotates for config in all_searched_configs(int4))
-    assert not any(config.smooths_q or config.rotates for config in all_searched_configs(int8))
+    for config in all_searched_configs(int4):
+        assert config.mean_span == config.block_q
+        assert config.rotates
+        assert config.balances
+    assert not any(config.smooths_q or config.rotates or config.balances for config in all_searched_configs(int8))
 
 
 # --- wgmma
@@ -260,6 +265,7 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
         ("smooth_q", replace(WGMMA, delta="f16"), H200),
         ("plain_scores", replace(PACKED, mean_span=64), H200),
         ("plain_scores", replace(WGMMA, rotate="yes", q_quantizer="prologue"), H200),
+        ("balance", replace(WGMMA, balance="yes"), H200),
         # four stages of 32 KiB each for K and V
         ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),
         # what ptxas said of these: 1628 bytes spilled and C7512; 408 and C7512; more registers than there are

@@ -76,6 +76,8 @@ KINDS = (
     KernelKind("wgmma-smooth-q", "wgmma", {"mean_span": 64, "exponent": "mufu"}),
     KernelKind("wgmma-smooth-q-rotated", "wgmma", {"mean_span": 192, "delta": "f16", "rotate": "yes"}),
     KernelKind("mma-smooth-q-rotated", "mma", {"mean_span": 64, "delta": "f16", "rotate": "yes"}),
+    KernelKind("wgmma-balanced", "wgmma", {"mean_span": 192, "delta": "f16", "rotate": "yes", "balance": "yes"}),
+    KernelKind("mma-balanced", "mma", {"mean_span": 128, "delta": "f16", "rotate": "yes", "balance": "yes"}),
     KernelKind("mma-fp8", "mma", {"pv": "e4m3f32"}),
     KernelKind("mma-fp16-sums", "mma", {"pv": "e4m3f16", "accum_depth": 64, "p_max": 224, "v_max": 4.5}),
     KernelKind("mma-smooth-v", "mma", {"pv": "e4m3f32", "accum_depth": 0, "smooth_v": "yes"}),

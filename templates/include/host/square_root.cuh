@@ -1,0 +1,6 @@
+// The square root, rounded to nearest; of a negative number a NaN.
+namespace device {
+
+__device__ __forceinline__ float square_root(float x) { return __builtin_sqrtf(x); }
+
+}  // namespace device
