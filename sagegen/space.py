@@ -42,6 +42,7 @@ class Param:
 
 _DELTA = Param("delta", "ds", ("f32", "f16"), "type of delta S in memory; f16 has a scale per row", "f32")
 _ROTATE = Param("rotate", "ro", ("no", "yes"), "Q and K less their means are rotated by a Hadamard matrix", "no")
+_QK_DOC = "operands of Q·K^T: INT8, which carry INT4 values too, {}FP8"
 
 
 def _mean_span(*spans: int) -> Param:
@@ -73,9 +74,7 @@ MMA_PARAMS = (
     _mean_span(64, 128),
     _DELTA,
     _ROTATE,
-    Param(
-        "qk", "qk", ("s8", "s4"), "operands of Q·K^T: INT8, which carry INT4 values too, or two INT4 in a byte", "s8"
-    ),
+    Param("qk", "qk", ("s8", "s4", "e4m3"), _QK_DOC.format("two INT4 in a byte, or "), "s8"),
 )
 
 
@@ -150,6 +149,11 @@ class MmaConfig:
         return self.rotate == "yes"
 
     @property
+    def has_float_scores(self) -> bool:
+        """Q and K are FP8 (e4m3), whose products the tensor core sums as floats; of INT8 and INT4 they are integers."""
+        return self.qk == "e4m3"
+
+    @property
     def quantizes_v(self) -> bool:
         """V goes through the quantizer (e4m3); else the attention kernel reads the caller's V."""
         return self.pv.startswith("e4m3")
@@ -203,6 +207,7 @@ WGMMA_PARAMS = (
     _mean_span(64, 128, 192),
     _DELTA,
     _ROTATE,
+    Param("qk", "qk", ("s8", "e4m3"), _QK_DOC.format("or "), "s8"),
 )
 
 
@@ -224,11 +229,11 @@ class WgmmaConfig:
     mean_span: int = 0
     delta: str = "f32"
     rotate: str = "no"
+    qk: str = "s8"
 
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
     params: ClassVar[tuple[Param, ...]] = WGMMA_PARAMS
-    qk: ClassVar[str] = "s8"
     pv: ClassVar[str] = "e4m3f32"
     p_max: ClassVar[int] = 448
     v_max: ClassVar[float] = 448
@@ -305,6 +310,11 @@ class WgmmaConfig:
     def rotates(self) -> bool:
         """As `MmaConfig.rotates`."""
         return self.rotate == "yes"
+
+    @property
+    def has_float_scores(self) -> bool:
+        """As `MmaConfig.has_float_scores`."""
+        return self.qk == "e4m3"
 
     @property
     def smooths_v(self) -> bool:
