@@ -26,7 +26,7 @@ class Operands:
     """Quantized Q, K and V of a call, float32. `rows` are those of all query heads that share a KV head, head by head.
 
     Attributes:
-        q8, k8: whole numbers, of INT4 as of INT8, or E4M3; [batch, heads_kv, rows, dim], [batch, heads_kv, kv_len, dim].
+        q8, k8: whole numbers, of INT4 as of INT8, or E4M3, [batch, heads_kv, rows, dim] and [.., kv_len, dim].
         q_scale: of scores in log2 units, [batch, heads_kv, rows, 1].
         k_scale: [batch, heads_kv, kv_len, 1].
         k_peak: largest |K - mean|, [batch, heads_kv, 1, 1].
@@ -132,7 +132,7 @@ def multiply_qk(operands: Operands, keys: slice, config: Config, accumulator: Ac
     """Q K^T of some keys as the tensor core leaves it, float32 [batch, heads_kv, rows, keys]: scores without scales.
 
     Args:
-        accumulator: of the config's FP8 products. One of P·V in FP16 stands for the GPU's own in FP32: scores have that.
+        accumulator: of the config's FP8 P·V. Scores have an FP32 one, also where those sums are in FP16.
     """
     k8 = operands.k8[:, :, keys].transpose(-1, -2)
     if not config.has_float_scores:
