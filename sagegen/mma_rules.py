@@ -136,7 +136,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("threads", "min_blocks blocks fit one SM's threads",
          lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm, reads=("warps", "min_blocks")),
     Rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers,
-         reads=("block_q", "block_k", "warps", "q_operand", "min_blocks")),
+         reads=("block_q", "block_k", "warps", "q_operand", "min_blocks", "qk")),
     Rule("smooth_v", "V in 16 bits is taken as it is", lambda c, _: c.smooths_v and not c.quantizes_v,
          reads=("pv", "smooth_v")),
     Rule("peaks", "P and V fill e4m3's range, up to 448, unless their sums are in FP16", _peaks,
