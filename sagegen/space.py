@@ -45,6 +45,7 @@ _ROTATE = Param("rotate", "ro", ("no", "yes"), "Q and K less their means are rot
 _BALANCE = Param(
     "balance", "bl", ("no", "yes"), "channels of Q and K less their means are scaled to one size, before rotation", "no"
 )
+_QK_DOC = "operands of Q·K^T: INT8, which carry INT4 values too, {}FP8"
 
 
 def _mean_span(*spans: int) -> Param:
@@ -77,9 +78,7 @@ MMA_PARAMS = (
     _DELTA,
     _ROTATE,
     _BALANCE,
-    Param(
-        "qk", "qk", ("s8", "s4"), "operands of Q·K^T: INT8, which carry INT4 values too, or two INT4 in a byte", "s8"
-    ),
+    Param("qk", "qk", ("s8", "s4", "e4m3"), _QK_DOC.format("two INT4 in a byte, or "), "s8"),
 )
 
 
@@ -160,6 +159,11 @@ class MmaConfig:
         return self.balance == "yes"
 
     @property
+    def has_float_scores(self) -> bool:
+        """Q and K are FP8 (e4m3), whose products the tensor core sums as floats; of INT8 and INT4 they are integers."""
+        return self.qk == "e4m3"
+
+    @property
     def quantizes_v(self) -> bool:
         """V goes through the quantizer (e4m3); else the attention kernel reads the caller's V."""
         return self.pv.startswith("e4m3")
@@ -214,6 +218,7 @@ WGMMA_PARAMS = (
     _DELTA,
     _ROTATE,
     _BALANCE,
+    Param("qk", "qk", ("s8", "e4m3"), _QK_DOC.format("or "), "s8"),
 )
 
 
@@ -236,11 +241,11 @@ class WgmmaConfig:
     delta: str = "f32"
     rotate: str = "no"
     balance: str = "no"
+    qk: str = "s8"
 
     family: ClassVar[str] = "wgmma"
     arch_suffix: ClassVar[str] = "a"  # wgmma is not forward compatible: sm_90a, not sm_90
     params: ClassVar[tuple[Param, ...]] = WGMMA_PARAMS
-    qk: ClassVar[str] = "s8"
     pv: ClassVar[str] = "e4m3f32"
     p_max: ClassVar[int] = 448
     v_max: ClassVar[float] = 448
@@ -322,6 +327,11 @@ class WgmmaConfig:
     def balances(self) -> bool:
         """As `MmaConfig.balances`."""
         return self.balance == "yes"
+
+    @property
+    def has_float_scores(self) -> bool:
+        """As `MmaConfig.has_float_scores`."""
+        return self.qk == "e4m3"
 
     @property
     def smooths_v(self) -> bool:
