@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sagegen.errors import ConfigError, UnknownNameError
+from sagegen.param import Param, parse_fields, spell_name
 from sagegen.space import (
     MMA_PARAMS,
     MMA_SPACE,
     MmaConfig,
-    Param,
     config_values,
     make_config,
     neighbours,
     parse_config,
-    parse_fields,
-    spell_name,
 )
 
 configs = st.builds(MmaConfig, **{p.name: st.sampled_from(p.values) for p in MMA_PARAMS})
