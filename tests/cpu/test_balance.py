@@ -105,7 +105,7 @@ def test_int4_of_a_language_model_gains_by_balance(gpu: str) -> None:
         found[name] = [measure(inputs, config) for inputs in load_captured(CAPTURED).values()]
     pairs = list(zip(found["balanced"], found["rotated"], strict=True))
     assert all(better > worse for better, worse in pairs)
-    # measured: 0.155 (l20) and 0.126 (h200) of the error
+    # measured: 0.843 (l20) and 0.874 (h200)
     assert sum(1 - better for better, _ in pairs) < 0.92 * sum(1 - worse for _, worse in pairs)
 
 

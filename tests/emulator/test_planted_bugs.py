@@ -28,6 +28,7 @@ WGMMA = "wgmma_c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu"
 EARLY = WGMMA + "_laearly"
 PROLOGUE = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
 WGMMA_SMOOTH_Q = "wgmma_c2_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu_laearly_ms64_dsf16"
+BALANCED = E4M3 + "_ms64_blyes"
 PACKED = "wgmma_c2_bk128_st3_scoverlap_acone_ks128_rsskip_suones_expacked"
 CAUSAL = Problem(64, "bf16", True)
 FULL = Problem(64, "bf16", False)
@@ -79,6 +80,26 @@ BUGS = [
         "bad_barrier",
         "mbarrier_arrive_expect_tx(delta_full, DELTA_BYTES)",
         WGMMA_SMOOTH_Q,
+    ),
+    # balance
+    Bug(
+        "means_subtracted_before_they_are_written",
+        (("        device::block_sync();  // the mean is there, and what led to it is read\n", ""),),
+        "uninitialized",
+        "device::unpack_io(*mean_word(p, kv_head_of(p, q_head), index, channel + i), mean[i], mean[i + 1]);",
+        BALANCED,
+    ),
+    Bug(
+        "factors_read_before_they_are_there",
+        (
+            (
+                "        balance[channel] = of_keys ? 1.0f / factor : factor;\n    }\n    device::block_sync();\n",
+                "        balance[channel] = of_keys ? 1.0f / factor : factor;\n    }\n",
+            ),
+        ),
+        "uninitialized",
+        "x[step][side][i] = device::multiply(x[step][side][i], balance[",
+        BALANCED,
     ),
     # asynchronous copies
     Bug(
