@@ -20,7 +20,9 @@ MMA_PARAMS = (
         "conversion", "cv", ("i2f", "magic"), "INT32 to FP32 score: conversion instruction, or magic-bias start value"
     ),
     Param("granularity", "gr", ("thread", "warp", "block"), "rows of Q and K that share a scale"),
-    Param("q_span", "qs", (16, 32), "query rows that a set of thread or warp scales covers"),
+    Param(
+        "q_span", "qs", (8, 16, 32), "query rows that a set of thread or warp scales covers; per thread 8: each its own"
+    ),
     Param("k_span", "ks", (64, 128), "keys that a set of thread or warp scales covers"),
     Param("rescale", "rs", ("always", "skip"), "rescale O every tile, or only when a row maximum of the warp grew"),
     Param("q_operand", "qo", ("reg", "smem"), "where the Q operand lives: registers, or reloaded from shared memory"),
