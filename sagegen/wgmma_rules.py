@@ -5,7 +5,16 @@ from __future__ import annotations
 from sagegen.layout import make_layout
 from sagegen.problem import Precision, Problem
 from sagegen.rule import Rule, Target
-from sagegen.smoothing_rules import BALANCE, SEARCHED, SMOOTH_Q, balance_margin, searched_margin, smooth_q_margin
+from sagegen.smoothing_rules import (
+    BALANCE,
+    SEARCHED,
+    SEARCHED_BALANCE,
+    SMOOTH_Q,
+    balance_margin,
+    searched_balance_margin,
+    searched_margin,
+    smooth_q_margin,
+)
 from sagegen.space import WgmmaConfig
 
 #: Registers per thread that the loop needs beside its tiles, at least. nvcc 13.0 on the 216 configs of two stages that
@@ -85,7 +94,10 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
 )  # fmt: skip
 
 
-WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (Rule("searched", SEARCHED, searched_margin),)
+WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (
+    Rule("searched", SEARCHED, searched_margin),
+    Rule("searched_balance", SEARCHED_BALANCE, searched_balance_margin),
+)
 
 
 def default_wgmma_config(precision: Precision = "int8") -> WgmmaConfig:
