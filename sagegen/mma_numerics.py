@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from sagegen.operands import Operands, TileSums
+from sagegen.operands import Operands, TileSums, multiply_qk
 from sagegen.quantizing import Accumulator, add_products, round_e4m3
 from sagegen.space import MmaConfig
 
@@ -23,18 +23,17 @@ def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulato
     for start in range(0, operands.kv_len, config.block_k):
         keys = slice(start, min(start + config.block_k, operands.kv_len))
         factor = operands.q_scale * operands.k_scale[:, :, keys].transpose(-1, -2)
-        # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
-        integers = operands.q8 @ operands.k8[:, :, keys].transpose(-1, -2)
+        products = multiply_qk(operands, keys, config, accumulator)
         hidden = torch.arange(keys.start, keys.stop, device=out.device) > operands.last_key
         if operands.delta is None:
-            scores = _round(integers.double() * factor, config)
+            scores = _round(products.double() * factor, config)
         else:  # one FMA, rounded once
-            scores = (integers.double() * factor + operands.delta.of(keys)).float()
+            scores = (products.double() * factor + operands.delta.of(keys)).float()
         scores = scores.masked_fill_(hidden, -math.inf)
         grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
         anchor = grown.masked_fill(grown == -math.inf, 0)
         floor = _round(anchor.double() - log2_unit, config)
-        weights = (scores - floor).exp2() if operands.delta else _weights(integers, factor, floor, config)
+        weights = (scores - floor).exp2() if operands.delta else _weights(products, factor, floor, config)
         weights = weights.masked_fill_(hidden, 0)
         decay = (peak - anchor).exp2()
         peak, total = grown, total * decay + weights.sum(-1, keepdim=True)
@@ -47,8 +46,8 @@ def _round(x: torch.Tensor, config: MmaConfig) -> torch.Tensor:
     return _round_up(x).float() if config.sums_in_fp16 else x.float()
 
 
-def _weights(integers: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: MmaConfig) -> torch.Tensor:
-    """2^(integers * factor - floor), the exponent rounded where kernels round it: once, since it is one FMA.
+def _weights(products: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: MmaConfig) -> torch.Tensor:
+    """2^(products * factor - floor), the exponent rounded where kernels round it: once, since it is one FMA.
 
     `magic` has its bias in the scores, so bias times factor is subtracted too, as one FP32 number with the floor. That
     number is rounded up, which makes the weights of its keys smaller by up to 1.5 integer steps of a score.
@@ -57,7 +56,7 @@ def _weights(integers: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, 
     if config.conversion == "magic":
         bias = _MAGIC * factor.double()
         shift = _round_up(bias + shift) - bias
-    return (integers.double() * factor - shift).float().exp2()
+    return (products.double() * factor - shift).float().exp2()
 
 
 def _round_up(x: torch.Tensor) -> torch.Tensor:

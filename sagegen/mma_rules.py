@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin, e4m3_scores_margin
 from sagegen.layout import make_layout
 from sagegen.problem import Problem
 from sagegen.rule import Rule, Target, Version
@@ -59,7 +60,8 @@ def _pv_arch(config: MmaConfig, target: Target) -> float:
 
 
 def _toolkit(config: MmaConfig, target: Target) -> float:
-    needed: Version = (12, 8) if target.gpu.compute_capability >= 100 else (12, 4) if config.quantizes_v else (12, 0)
+    has_fp8 = config.quantizes_v or config.has_float_scores
+    needed: Version = (12, 8) if target.gpu.compute_capability >= 100 else (12, 4) if has_fp8 else (12, 0)
     return 0 if target.toolkit >= needed else 1
 
 
@@ -101,6 +103,10 @@ def _int4_units(config: MmaConfig, target: Target) -> float:
     return 1 if config.qk == "s4" and "s4" not in target.gpu.peaks else 0
 
 
+def _e4m3_arch(config: MmaConfig, target: Target) -> float:
+    return 89 - target.gpu.compute_capability if config.has_float_scores else 0
+
+
 def _spans(config: MmaConfig, _: Target) -> float:
     if config.granularity == "block":  # spans are not used: one spelling only
         return abs(config.q_span - 32) + abs(config.k_span - 64)
@@ -119,7 +125,11 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
          lambda c, t: 1 if c.conversion == "magic" and t.problem.precision == "int4" else 0, reads=("conversion",)),
     Rule("int4_units", "sm_80, 86 and 89 have INT4 units; later ones have a routine of 190 instructions", _int4_units,
          reads=("qk",)),
-    Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit, reads=("pv",)),
+    Rule("e4m3_arch", "e4m3 matrix products need sm_89 or later", _e4m3_arch, reads=("qk",)),
+    Rule("e4m3_operands", E4M3_OPERANDS, e4m3_operands_margin, reads=("qk",)),
+    Rule("e4m3_conversion", "sums of e4m3 products are floats already: one spelling, i2f",
+         lambda c, _: 1 if c.has_float_scores and c.conversion != "i2f" else 0, reads=("conversion", "qk")),
+    Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit, reads=("pv", "qk")),
     Rule("rows_low", "a warp owns at least one 16-row MMA tile",
          lambda c, _: 16 - c.rows_per_warp, reads=("block_q", "warps")),
     Rule("rows_high", "more than 32 query rows per warp do not fit its registers",
@@ -148,6 +158,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
 MMA_SEARCH_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("searched", SEARCHED, searched_margin, reads=("block_q", "mean_span", "rotate")),
     Rule("searched_balance", SEARCHED_BALANCE, searched_balance_margin, reads=("balance",)),
+    Rule("e4m3_scores", E4M3_SCORES, e4m3_scores_margin, reads=("qk",)),
     Rule("fp16_peaks", "p_max and v_max change what FP16 sums are worth, not their speed", _fp16_peaks,
          reads=("pv", "accum_depth", "p_max", "v_max")),
 )  # fmt: skip

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from sagegen.problem import Problem
-from sagegen.quantizing import INT8_MAX, quantize_keys, quantize_queries, quantize_values
+from sagegen.quantizing import INT8_MAX, Accumulator, add_products, quantize_keys, quantize_queries, quantize_values
 from sagegen.smoothing import DeltaS, balance_factors, mean_products, rotate, smooth_queries, token_mean
 from sagegen.space import Config
 
@@ -16,6 +17,8 @@ LOG2_E = math.log2(math.e)
 #: Steps of a score that the packed exponent must resolve: 256 units of an integer score, in eighths of a power of two.
 STEP_UNITS = 2048.0
 MIN_STEP = 0.125
+#: By the FP16 accumulator of a tensor core, its FP32 one: native FP8 units, and FP16 units that stand in for them.
+_FP32_ACCUMULATORS: Mapping[Accumulator, Accumulator] = {"fp16": "fp22", "fp16_halves": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Operands:
     """Quantized Q, K and V of a call, float32. `rows` are those of all query heads that share a KV head, head by head.
 
     Attributes:
-        q8, k8: whole numbers, of INT4 as of INT8, [batch, heads_kv, rows, dim] and [batch, heads_kv, kv_len, dim].
+        q8, k8: whole numbers, of INT4 as of INT8, or E4M3, [batch, heads_kv, rows, dim] and [.., kv_len, dim].
         q_scale: of scores in log2 units, [batch, heads_kv, rows, 1].
         k_scale: [batch, heads_kv, kv_len, 1].
         k_peak: largest |K - mean|, [batch, heads_kv, 1, 1].
@@ -126,6 +129,20 @@ def make_operands(
         is_causal=problem.is_causal,
         want_lse=want_lse,
     )
+
+
+def multiply_qk(operands: Operands, keys: slice, config: Config, accumulator: Accumulator) -> torch.Tensor:
+    """Q K^T of some keys as the tensor core leaves it, float32 [batch, heads_kv, rows, keys]: scores without scales.
+
+    Args:
+        accumulator: of the config's FP8 P·V. Scores have an FP32 one, also where those sums are in FP16.
+    """
+    k8 = operands.k8[:, :, keys].transpose(-1, -2)
+    if not config.has_float_scores:
+        # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
+        return operands.q8 @ k8
+    zeros = operands.q8.new_zeros(*operands.q8.shape[:-1], k8.shape[-1])
+    return add_products(zeros, operands.q8, k8, _FP32_ACCUMULATORS.get(accumulator, accumulator))
 
 
 def _make_delta(

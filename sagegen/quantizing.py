@@ -33,7 +33,7 @@ _NO_EXPONENT = -100
 def quantize_queries(
     q: torch.Tensor, config: Config, precision: Precision = "int8", least: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries of `precision` as whole float32 numbers, and one scale per row, [batch, heads, q_len, 1].
+    """Queries as float32: whole numbers of `precision`, or E4M3; and one scale per row, [batch, heads, q_len, 1].
 
     `least`: lower limit of a head's scales, [batch, heads, 1, 1].
 
@@ -53,7 +53,7 @@ def quantize_queries(
 def quantize_keys(
     k: torch.Tensor, config: Config, precision: Precision = "int8", least: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys of `precision` as whole float32 numbers, and one scale per key, [batch, heads, kv_len, 1].
+    """Keys as float32: whole numbers of `precision`, or E4M3; and one scale per key, [batch, heads, kv_len, 1].
 
     `least`: lower limit of a head's scales, [batch, heads, 1, 1].
 
@@ -73,11 +73,11 @@ def quantize_keys(
 def _quantize(
     x: torch.Tensor, groups: torch.Tensor, config: Config, precision: Precision, least: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round to whole numbers with scale max|x| / QK_MAX of the token's group, or `least` of its head.
+    """Round to whole numbers with scale max|x| / QK_MAX of the token's group, or `least` of its head; or to E4M3.
 
     A group of zeros has scale 1.
     """
-    largest = QK_MAX[precision]
+    largest = E4M3_MAX if config.has_float_scores else QK_MAX[precision]
     peaks = group_peaks(x, groups)
     # the last bit of a scale now and then rounds to another integer, so that families differ
     group_scales = peaks * (1 / largest) if config.family == "wgmma" else peaks / largest
@@ -86,7 +86,8 @@ def _quantize(
         scales = torch.maximum(scales, least)
     scales = torch.where(scales > 0, scales, 1)
     # times the reciprocal, as kernels do: a quotient rounds to another integer now and then
-    return (x * (1 / scales)).round().clamp(-largest, largest), scales
+    scaled = x * (1 / scales)
+    return round_e4m3(scaled) if config.has_float_scores else scaled.round().clamp(-largest, largest), scales
 
 
 def group_peaks(x: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

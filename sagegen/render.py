@@ -185,11 +185,13 @@ def _device_layer(problem: Problem, config: Config) -> list[str]:
         "math",
         f"convert_{problem.dtype}",
         "shared_memory",
-        f"mma_{config.qk}",
+        "mma_qk_e4m3" if config.has_float_scores else f"mma_{config.qk}",
         "mma_e4m3_f16" if config.sums_in_fp16 else f"mma_{config.pv.removesuffix('f32')}",
     ]
     if config.quantizes_v:
         names[3:3] = ["convert_e4m3", "atomic"]
+    elif config.has_float_scores:
+        names[3:3] = ["convert_e4m3"]
     if config.sums_in_fp16 or config.delta == "f16":
         names[-1:-1] = ["convert_half2"]
     if config.smooths_q:
@@ -204,7 +206,7 @@ def _wgmma_products(problem: Problem, config: Config) -> WgmmaProducts:
     if config.family != "wgmma":
         return ()
     ones = 8 if config.row_sum == "ones" else 0
-    return (("s8_ss", config.block_k), ("e4m3_rs", problem.head_dim + ones))
+    return ((f"{config.qk}_ss", config.block_k), ("e4m3_rs", problem.head_dim + ones))
 
 
 def _swap_device_layer(text: str, layer: DeviceLayer, name: str) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from sagegen.operands import MIN_STEP, STEP_UNITS, Operands, TileSums
+from sagegen.operands import MIN_STEP, STEP_UNITS, Operands, TileSums, multiply_qk
 from sagegen.quantizing import E4M3_MAX, INT8_MAX, Accumulator, add_products, round_e4m3
 from sagegen.space import WgmmaConfig
 
-#: Row maximum before any key, and an integer score below every real one: what masked keys count as.
+#: Row maximum before any key, and an integer score below every real one: what masked keys count as. A masked float
+#: score is -inf, for which the row maximum before any key stands here: -inf times a factor of 0 would be NaN.
 _FLOOR = -1e30
 _MASKED_SCORE = -float(1 << 24)
 #: Rows that choose between the packed exponent and the exact one together: those of a consumer warpgroup.
@@ -29,13 +30,15 @@ _SPAN = 1023
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One key tile: float32 whole scores [batch, heads, rows, keys], their factors, which are masked, and delta S."""
+    """One key tile: float32 scores without scales, [batch, heads, rows, keys], which are whole but for E4M3; their
+    factors, which are masked and what those count as, and delta S."""
 
     keys: slice
-    integers: torch.Tensor
+    products: torch.Tensor
     k_scale: torch.Tensor
     factor: torch.Tensor
     hidden: torch.Tensor
+    masked_score: float
     delta: torch.Tensor | None
 
 
@@ -49,7 +52,8 @@ def sum_wgmma_tiles(operands: Operands, config: WgmmaConfig, accumulator: Accumu
     exact_total = torch.zeros_like(total)
     fits = _steps_fit(operands) if config.bounds_steps and not operands.want_lse else None
     for index, start in enumerate(range(0, operands.kv_len, config.block_k)):
-        tile = _make_tile(operands, slice(start, min(start + config.block_k, operands.kv_len)))
+        keys = slice(start, min(start + config.block_k, operands.kv_len))
+        tile = _make_tile(operands, keys, config, accumulator)
         grown, weights, p = _exact_softmax(tile, peak, top)
         if fits is not None and (fast := fits & (index < unmasked_tiles)).any():
             fast_peak, fast_p = _fast_softmax(tile, operands.q_scale, peak, config)
@@ -96,28 +100,28 @@ def _steps_fit(operands: Operands) -> torch.Tensor:
     return agreed.repeat_interleave(_VOTING_ROWS, -1)[..., : operands.q_len].reshape(fits.shape)
 
 
-def _make_tile(operands: Operands, keys: slice) -> _Tile:
+def _make_tile(operands: Operands, keys: slice, config: WgmmaConfig, accumulator: Accumulator) -> _Tile:
     k_scale = operands.k_scale[:, :, keys].transpose(-1, -2)
-    # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
-    integers = operands.q8 @ operands.k8[:, :, keys].transpose(-1, -2)
-    hidden = torch.arange(keys.start, keys.stop, device=integers.device) > operands.last_key
+    products = multiply_qk(operands, keys, config, accumulator)
+    hidden = torch.arange(keys.start, keys.stop, device=products.device) > operands.last_key
     delta = operands.delta.of(keys) if operands.delta else None
-    return _Tile(keys, integers, k_scale, operands.q_scale * k_scale, hidden, delta)
+    masked_score = _FLOOR if config.has_float_scores else _MASKED_SCORE
+    return _Tile(keys, products, k_scale, operands.q_scale * k_scale, hidden, masked_score, delta)
 
 
 def _exact_softmax(tile: _Tile, peak: torch.Tensor, top: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The row maxima after a tile, P before it is rounded, and P."""
     if tile.delta is not None:
         # one FMA, rounded once
-        scores = (tile.integers.double() * tile.factor + tile.delta).float().masked_fill_(tile.hidden, -math.inf)
+        scores = (tile.products.double() * tile.factor + tile.delta).float().masked_fill_(tile.hidden, -math.inf)
         grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
         weights = (scores - (grown - top)).exp2()
         return grown, weights, round_e4m3(weights)
-    largest = (tile.integers.masked_fill(tile.hidden, _MASKED_SCORE) * tile.factor).amax(-1, keepdim=True)
+    largest = (tile.products.masked_fill(tile.hidden, tile.masked_score) * tile.factor).amax(-1, keepdim=True)
     grown = torch.maximum(peak, largest)
     offset = (grown - top).double()
     # one FMA, rounded once
-    weights = (tile.integers.double() * tile.factor - offset).float().exp2().masked_fill_(tile.hidden, 0)
+    weights = (tile.products.double() * tile.factor - offset).float().exp2().masked_fill_(tile.hidden, 0)
     return grown, weights, round_e4m3(weights)
 
 
@@ -128,17 +132,17 @@ def _fast_softmax(
 
     All is done by each thread of a quad for its own columns, and only the maximum is shared.
     """
-    keys = torch.arange(tile.integers.shape[-1], device=tile.integers.device)
+    keys = torch.arange(tile.products.shape[-1], device=tile.products.device)
     is_packed = keys // 16 % config.exact_every != 0 if config.exact_every else torch.ones_like(keys, dtype=torch.bool)
     step = STEP_UNITS * q_scale * tile.k_scale
-    scores = (tile.integers / 256).floor()
+    scores = (tile.products / 256).floor()
     largest = torch.empty_like(scores)
     for thread in range(4):
         own = keys % 8 // 2 == thread
         largest[..., own] = scores[..., own & is_packed].amax(-1, keepdim=True)
-    tops = torch.where(is_packed, (largest + 1) * step * 0.125, tile.integers * (step * (1 / STEP_UNITS)))
+    tops = torch.where(is_packed, (largest + 1) * step * 0.125, tile.products * (step * (1 / STEP_UNITS)))
     grown = torch.maximum(peak, tops.amax(-1, keepdim=True))
-    exact = (tile.integers.double() * (step * (1 / STEP_UNITS)) - (grown - _PACKED_TOP).double()).float().exp2()
+    exact = (tile.products.double() * (step * (1 / STEP_UNITS)) - (grown - _PACKED_TOP).double()).float().exp2()
     return grown, torch.where(is_packed, _packed_exponent(scores, step, largest, grown), round_e4m3(exact))
 
 

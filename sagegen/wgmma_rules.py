@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin, e4m3_scores_margin
 from sagegen.layout import make_layout
 from sagegen.problem import Precision, Problem
 from sagegen.rule import Rule, Target
@@ -87,6 +88,9 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("balance", BALANCE, balance_margin),
     Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
          "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores),
+    Rule("e4m3_operands", E4M3_OPERANDS, e4m3_operands_margin),
+    Rule("e4m3_exponent", "a packed exponent reads the upper half of an integer score's bits; sums of e4m3 are floats",
+         lambda c, _: 1 if c.has_float_scores and c.bounds_steps else 0),
     Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
          lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
@@ -97,6 +101,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
 WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("searched", SEARCHED, searched_margin),
     Rule("searched_balance", SEARCHED_BALANCE, searched_balance_margin),
+    Rule("e4m3_scores", E4M3_SCORES, e4m3_scores_margin),
 )
 
 

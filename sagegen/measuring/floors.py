@@ -1,12 +1,17 @@
-"""What outputs must reach in the accuracy gate, by kind of input and precision."""
+"""What outputs must reach in the accuracy gate, by kind of input and what Q and K are rounded to."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from sagegen.problem import Precision
+from sagegen.space import Config
+
+#: What Q and K are rounded to: the precision's whole numbers, or FP8.
+Rounding = Literal["int8", "int4", "e4m3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +68,47 @@ INT4_FLOORS: Mapping[str, Floor] = {
     "channel_offsets": Floor(cosine=0.966, scale=0.02, row_error=1.25),
     "outliers": Floor(cosine=0.964, scale=0.04, row_error=math.inf),
 }
-#: Likewise, of five layers of SmolLM2 with K smoothed alone: cosine 0.844 to 0.996, scale ratio off by up to 0.24.
-INT4_CAPTURED_FLOOR = Floor(cosine=0.805, scale=0.31, row_error=math.inf)
+#: Likewise, of five layers of SmolLM2: cosine 0.978 to 0.999, scale ratio off by up to 0.012. Rows may take another
+#: key's value.
+INT4_CAPTURED_FLOOR = Floor(cosine=0.972, scale=0.02, row_error=math.inf)
+
+#: E4M3's scores lie between: 1 - cosine on normal inputs is 0.0015 with E4M3 P·V. A quarter more than the worst error,
+#: found likewise. They tell wrong kernels from right ones; that the cosine is below a call's default is no fault.
+E4M3_DEFAULT_FLOOR = Floor(cosine=0.998, scale=0.02, row_error=0.21)
+E4M3_FLOORS: Mapping[str, Floor] = {
+    **{kind: FLOORS.get(kind, DEFAULT_FLOOR) for kind in _UNCHANGED},
+    "k_offset": Floor(cosine=0.998, scale=0.02, row_error=0.21, lse_error=0.035),
+    "off_edge": Floor(cosine=0.998, scale=0.02, row_error=0.21, lse_error=0.035),
+    "few_keys": Floor(cosine=0.998, scale=0.02, row_error=0.21, lse_error=0.15),
+    "channel_offsets": Floor(cosine=0.9935, scale=0.028, row_error=0.35),
+    "outliers": Floor(cosine=0.974, scale=0.031, row_error=math.inf),
+}
+#: Likewise: cosine 0.9970 to 0.9998, scale ratio off by up to 0.018.
+E4M3_CAPTURED_FLOOR = Floor(cosine=0.996, scale=0.022, row_error=0.85)
+
+_DEFAULT_FLOORS: Mapping[Rounding, Floor] = {
+    "int8": DEFAULT_FLOOR,
+    "int4": INT4_DEFAULT_FLOOR,
+    "e4m3": E4M3_DEFAULT_FLOOR,
+}
+_FLOORS: Mapping[Rounding, Mapping[str, Floor]] = {"int8": FLOORS, "int4": INT4_FLOORS, "e4m3": E4M3_FLOORS}
+_CAPTURED_FLOORS: Mapping[Rounding, Floor] = {
+    "int8": CAPTURED_FLOOR,
+    "int4": INT4_CAPTURED_FLOOR,
+    "e4m3": E4M3_CAPTURED_FLOOR,
+}
 
 
-def find_floor(kind: str, precision: Precision) -> Floor:
+def rounding_of(config: Config, precision: Precision) -> Rounding:
+    """What a config's kernels round Q and K to in problems of `precision`."""
+    return "e4m3" if config.has_float_scores else precision
+
+
+def find_floor(kind: str, rounding: Rounding) -> Floor:
     """The floor of one of the gate's own kinds."""
-    if precision == "int4":
-        return INT4_FLOORS.get(kind, INT4_DEFAULT_FLOOR)
-    return FLOORS.get(kind, DEFAULT_FLOOR)
+    return _FLOORS[rounding].get(kind, _DEFAULT_FLOORS[rounding])
 
 
-def captured_floor(precision: Precision) -> Floor:
+def captured_floor(rounding: Rounding) -> Floor:
     """The floor of a model's own inputs."""
-    return INT4_CAPTURED_FLOOR if precision == "int4" else CAPTURED_FLOOR
+    return _CAPTURED_FLOORS[rounding]

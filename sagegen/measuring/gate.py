@@ -10,7 +10,7 @@ import torch
 
 from sagegen import reference
 from sagegen.measuring.call import Allocator, bind_call
-from sagegen.measuring.floors import Floor, captured_floor, find_floor
+from sagegen.measuring.floors import Floor, captured_floor, find_floor, rounding_of
 from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, ZERO_CHANNEL, InputKind, Inputs, make_inputs
 from sagegen.plan import Loaded
 from sagegen.problem import Problem
@@ -60,12 +60,12 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Inputs with the truth about them; out and lse in float64 and float32 on the inputs' device."""
+    """Inputs, a model's own or the gate's, with the truth: out and lse, float64 and float32, on the inputs' device."""
 
     inputs: Inputs
     out: torch.Tensor
     lse: torch.Tensor
-    floor: Floor
+    is_captured: bool
     checksum: int
 
 
@@ -85,24 +85,24 @@ class Cases:
         """The case of one of the kinds, or of captured inputs added before."""
         if (problem, kind) not in self._cases:
             inputs = make_inputs(self._kinds[kind], problem, self.device)
-            self._cases[problem, kind] = _make_case(inputs, problem, find_floor(kind, problem.precision))
+            self._cases[problem, kind] = _make_case(inputs, problem, is_captured=False)
         return self._cases[problem, kind]
 
     def add_captured(self, problem: Problem, kind: str, inputs: Inputs) -> None:
         """Keep a model's own inputs, of the problem's head dim, as a further kind; they take the problem's dtype."""
         inputs = inputs.map(lambda x: x.to(self.device, DTYPES[problem.dtype]))
-        self._cases[problem, kind] = _make_case(inputs, problem, captured_floor(problem.precision))
+        self._cases[problem, kind] = _make_case(inputs, problem, is_captured=True)
 
     def forget(self) -> None:
         """Drop all cases, after a candidate wrote into their memory."""
         self._cases.clear()
 
 
-def _make_case(inputs: Inputs, problem: Problem, floor: Floor) -> Case:
+def _make_case(inputs: Inputs, problem: Problem, *, is_captured: bool) -> Case:
     out, lse = reference.attention(
         inputs.q, inputs.k, inputs.v, is_causal=problem.is_causal, return_lse=True, out_dtype=torch.float64
     )
-    return Case(inputs, out, lse, floor, _checksum(inputs, out))
+    return Case(inputs, out, lse, is_captured, _checksum(inputs, out))
 
 
 def _checksum(inputs: Inputs, out: torch.Tensor) -> int:
@@ -192,7 +192,9 @@ def _run_call(
     truth = case.out.masked_fill(~call.out.isfinite(), math.nan)  # what may be lost is no error
     result = figures(call.out, truth)
     lse_error = 0.0 if call.lse is None else _lse_error(call.lse, case)
-    return result, _shortfall(result, call.out, truth, lse_error, case.floor, kind)
+    rounding = rounding_of(config, problem.precision)
+    floor = captured_floor(rounding) if case.is_captured else find_floor(kind, rounding)
+    return result, _shortfall(result, call.out, truth, lse_error, floor, kind)
 
 
 def _tensors(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -42,7 +42,7 @@ def _unit_clocks(tile: Tile) -> dict[str, float]:
     if config.smooths_q:
         shared_bytes += config.warps * layout.delta_bytes // layout.means_per_tile
 
-    converts = config.conversion == "i2f"
+    converts = config.conversion == "i2f" and not config.has_float_scores
     half_rate = scores * (2 if converts else 1)  # row maximum, I2F
     rate = tile.gpu.measured.units.get
     # scale-and-subtract FFMA, row sum FADD; the magic bias is the first MMA's constant operand and costs nothing.
@@ -57,8 +57,9 @@ def _unit_clocks(tile: Tile) -> dict[str, float]:
         + shared_bytes / 512  # ldmatrix.x4
         + config.warps * _TILE_INSTRUCTIONS
     )
+    qk_kind = "e4m3f32" if config.has_float_scores else config.qk
     return {
-        "matrix": products / matrix_rate(tile.gpu, config.qk) + products / matrix_rate(tile.gpu, config.pv),
+        "matrix": products / matrix_rate(tile.gpu, qk_kind) + products / matrix_rate(tile.gpu, config.pv),
         "mufu": scores / rate("ex2", _MUFU),
         "half_rate": (
             scores / rate("max", _HALF_RATE)

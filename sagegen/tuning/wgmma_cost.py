@@ -19,7 +19,8 @@ _PROBES = {"s8": "wgmma_s8_ss_n128", "e4m3f32": "wgmma_e4m3f32_rs_n128"}
 #: A chip whose mma.sync has less is capped, and wgmma is no faster there (H20).
 _UNCAPPED_MMA_S8 = 4000.0
 _LANES = 128  # results per clock and SM of a full-rate instruction
-#: Of one score, as full-rate instructions that the products do not hide.
+#: Of one score, as full-rate instructions that the products do not hide. What E4M3's saves, a conversion from INT32, is
+#: not known: no kernel of it has been timed.
 _EXACT_INSTRUCTIONS = 5.4
 _PACKED_INSTRUCTIONS = 2.9
 _ROW_SUM_INSTRUCTIONS = 0.7
@@ -52,7 +53,8 @@ def wgmma_tile_cost(tile: Tile) -> TileCost:
     head_dim = tile.problem.head_dim
     scores = config.block_q * config.block_k
     columns = head_dim + (8 if config.row_sum == "ones" else 0)
-    matrix = 2.0 * scores * (head_dim / wgmma_rate(tile.gpu, "s8") + columns / wgmma_rate(tile.gpu, "e4m3f32"))
+    qk_kind = "e4m3f32" if config.has_float_scores else "s8"
+    matrix = 2.0 * scores * (head_dim / wgmma_rate(tile.gpu, qk_kind) + columns / wgmma_rate(tile.gpu, "e4m3f32"))
     scalar = _instructions(config, head_dim, tile.layout.k_spans) / _LANES
     shared = (tile.layout.stage_bytes + tile.spill_bytes * 128 * config.consumers) / SMEM_BYTES
     units = {"matrix": matrix, "scalar": scalar, "shared": shared}

@@ -155,6 +155,27 @@ def test_packed_int4_is_a_routine_where_there_are_no_units(build: Build, sass: S
     assert "CALL" in text
 
 
+@pytest.mark.parametrize("arch", ["sm_89", "sm_90", "sm_120"])
+@pytest.mark.parametrize("options", [{}, {"mean_span": 128, "delta": "f16", "rotate": "yes"}], ids=["plain", "smooth"])
+def test_e4m3_scores_are_fp8_products_without_conversions(
+    build: Build, sass: Sass, arch: str, options: dict[str, int | str]
+) -> None:
+    problem = Problem(128, "bf16", is_causal=True)
+    config = replace(default_config(Target(find_gpu("l20"), problem)), qk="e4m3", **options)  # type: ignore[arg-type]
+    built = build(arch, [render(problem, config)])[0]
+    text = sass(built, "attention")
+    assert "IMMA" not in text
+    assert not re.search(r"I2FP?\.F32\.S32", text)
+    if arch == "sm_90":  # FP8 is emulated there
+        assert "QMMA" not in text
+        assert "HMMA.16816.F32 " in text
+        return
+    for role, used in built.resources.items():
+        assert used.spill_store_bytes == used.spill_load_bytes == 0, role
+    # per warp and tile: 8 key tiles x 4 channel steps of Q K^T; P V is 16 channel tiles x 2 token steps
+    assert len(re.findall(r"QMMA\.16832\.F32\.E4M3\.E4M3", text)) == 8 * 4 + 16 * 2
+
+
 @pytest.mark.parametrize("conversion", ["i2f", "magic"])
 def test_the_magic_bias_replaces_the_conversion_instruction(build: Build, sass: Sass, conversion: str) -> None:
     problem = Problem(64, "bf16", is_causal=False)

@@ -69,6 +69,37 @@ def test_products_are_wgmma_in_batches_and_nothing_spills(build: Build, sass: Sa
     assert 0 < text.count("WARPGROUP.DEPBAR") <= batches
 
 
+#: Two products in FP8: the default, two at once, sums promoted every tile, queries in the prologue.
+E4M3_SOURCES = [
+    render(Problem(head_dim, "bf16", is_causal), parse_config(f"wgmma_{name}_qke4m3"))
+    for name, head_dim, is_causal in (
+        ("c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu_laearly", 128, False),
+        ("c2_bk192_st2_scoverlap_acone_ks192_rsskip_suones_exmufu", 64, True),
+        ("c2_bk128_st3_scplain_actwo_ks64_rsskip_suones_exmufu", 128, False),
+        ("c3_bk128_st2_scplain_acone_ks64_rsskip_suones_exmufu_laearly_qqprologue", 64, True),
+    )
+]
+
+
+@pytest.mark.parametrize("source", E4M3_SOURCES, ids=lambda source: source.name)
+def test_e4m3_scores_are_fp8_wgmma_and_nothing_spills(build: Build, sass: Sass, source: Source) -> None:
+    check_config(source.config, Target(H200, source.problem))
+    (built,) = build(H200.arch, [source])
+    for used in built.resources.values():
+        assert (used.spill_store_bytes, used.spill_load_bytes) == (0, 0)
+    text = sass(built, "attention")
+    assert "IGMMA" not in text
+    columns = [int(n) for n in re.findall(r"\bQGMMA\.64x(\d+)x32\.F32\.E4M3\.E4M3", text)]
+    of_scores = columns.count(source.config.block_k)
+    of_values = columns.count(source.problem.head_dim + 8)
+    assert of_scores + of_values == len(columns)
+    batches = of_scores / (source.problem.head_dim // 32) + of_values / (source.config.block_k // 32)
+    assert batches == int(batches) > 1
+    # where ptxas serializes products there is one of each around every instruction
+    assert 0 < text.count("WARPGROUP.ARRIVE") <= batches
+    assert 0 < text.count("WARPGROUP.DEPBAR") <= batches
+
+
 @pytest.mark.parametrize("source", SOURCES[::2], ids=lambda source: source.name)
 def test_ptxas_serializes_no_product(tmp_path: Path, source: Source) -> None:
     (tmp_path / "kernel.cu").write_text(source.text)

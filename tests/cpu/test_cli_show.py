@@ -118,7 +118,7 @@ def test_the_space_lists_parameters_with_their_values():
     output = show("--space").output
     assert row_of(output, "block_q")[:4] == ["block_q", "bq", "64,", "128"]
     assert (
-        "159252480 configs; --gpu NAME counts those that a tuning run tries" in output
+        "477757440 configs; --gpu NAME counts those that a tuning run tries" in output
     )  # the product of the lists' lengths
 
 
@@ -131,7 +131,7 @@ def test_the_space_counts_what_a_tuning_run_tries(monkeypatch):
 
     monkeypatch.setattr("sagegen.rules.searched_configs", searched_configs)
     output = show("--space", "--gpu", "l20", "--head-dim", "64", "--dtype", "fp16").output
-    assert "7 of 159252480 configs are valid and tried by a tuning run on l20 for d64_fp16_full_int8" in output
+    assert "7 of 477757440 configs are valid and tried by a tuning run on l20 for d64_fp16_full_int8" in output
     assert (seen[0].gpu.name, seen[0].problem) == ("l20", Problem(64, "fp16", False))
     family = json.loads(show("--space", "--gpu", "l20", "--json").output)["families"][0]
     assert (family["searched"], family["params"][0]["values"]) == (7, [64, 128])

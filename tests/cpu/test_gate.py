@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sagegen.abi import CONSTANT_STRUCT, FIELDS, POINTERS
+from sagegen.abi import unpack_constants
 from sagegen.measuring.call import call_program
-from sagegen.measuring.floors import CAPTURED_FLOOR, FLOORS, INT4_FLOORS, Floor, find_floor
+from sagegen.measuring.floors import CAPTURED_FLOOR, E4M3_FLOORS, FLOORS, INT4_FLOORS, Floor, find_floor
 from sagegen.measuring.gate import Cases, Figures, GuardedAllocator, figures, run_gate
 from sagegen.measuring.inputs import DTYPES, EMULATED_KINDS, INPUT_KINDS, ZERO_CHANNEL, load_captured
 from sagegen.problem import Problem, Shape
@@ -57,8 +57,7 @@ class CpuProgram:
     launches: int = 0
 
     def prepare(self, plan):
-        names = [field.name for field in FIELDS[len(POINTERS) :]]
-        self.values = dict(zip(names, CONSTANT_STRUCT.unpack(plan.constants), strict=True))
+        self.values = unpack_constants(plan.constants)
         self.workspace_bytes = plan.workspace_bytes
         return CpuCall(self, self.values)
 
@@ -275,12 +274,13 @@ def negate_one_row(call, q, k, v, out, lse, workspace):
 
 
 INT4 = [replace(problem, precision="int4") for problem in (CAUSAL, FULL)]
-#: The coarsest scales, whose INT4 must pass too.
-BLOCK = replace(CONFIG, granularity="block")
+#: Q smoothed and both rotated, as INT4 needs it; and that with the coarsest scales, which must pass too.
+PREPARED = replace(CONFIG, mean_span=128, delta="f16", rotate="yes")
+BLOCK = replace(PREPARED, granularity="block")
 
 
-def int4(problem, config, change=lambda k: k):
-    """An INT4 kernel's numerics; `change` sees K as the kernel would misread it."""
+def coarse(problem, config, change=lambda k: k):
+    """A kernel's numerics with INT4 or E4M3 scores; `change` sees K as the kernel would misread it."""
 
     def attend(q, k, v, scale):
         q, k, v = (x.nan_to_num(0, 0, 0) for x in (q, k, v))
@@ -291,14 +291,22 @@ def int4(problem, config, change=lambda k: k):
 
 
 @pytest.mark.parametrize("problem", INT4, ids=lambda p: p.name)
-@pytest.mark.parametrize("config", [CONFIG, BLOCK], ids=lambda c: c.granularity)
+@pytest.mark.parametrize("config", [PREPARED, BLOCK], ids=lambda c: c.granularity)
 def test_int4_of_any_granularity_passes_floors_of_its_own(problem, config):
     kinds = [kind for kind in EMULATED_KINDS if kind != "non_finite"]
     result = run_gate(
-        CpuProgram(problem, int4(problem, config)), problem, config, Cases("cpu", EMULATED_KINDS), kinds=kinds
+        CpuProgram(problem, coarse(problem, config)), problem, config, Cases("cpu", EMULATED_KINDS), kinds=kinds
     )
     assert (result.passed, result.reason) == (True, "")
     assert result.figures["normal"].cosine < FLOORS["normal"].cosine
+
+
+@pytest.mark.parametrize("kind", ["channel_offsets", "outliers"])
+def test_int4_with_k_smoothed_alone_is_below_its_floors(kind):
+    problem = INT4[1]
+    program = CpuProgram(problem, coarse(problem, CONFIG))
+    result = run_gate(program, problem, CONFIG, Cases("cpu", EMULATED_KINDS), kinds=[kind])
+    assert result.reason.startswith(f"{kind}: cosine")
 
 
 @pytest.mark.parametrize(
@@ -306,14 +314,14 @@ def test_int4_of_any_granularity_passes_floors_of_its_own(problem, config):
     [
         (lambda k: k.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), None, "normal: cosine"),  # nibbles swapped
         (lambda k: k[:, :, torch.arange(k.shape[2]) ^ 1], None, "normal: cosine"),  # keys swapped
-        (lambda k: k, scaled(0.97), "normal: scale ratio 0.9"),
-        (lambda k: k, negate_one_row, "normal: a row is off by 1.9"),
+        (lambda k: k, scaled(0.97), "v_constant: scale ratio 0.9"),
+        (lambda k: k, negate_one_row, "normal: a row is off by 2"),
     ],
 )
 def test_int4_faults_are_caught_by_its_floors(change, harm, reason):
     problem = INT4[1]
-    program = CpuProgram(problem, int4(problem, CONFIG, change), harm)
-    result = run_gate(program, problem, CONFIG, Cases("cpu", EMULATED_KINDS), kinds=["normal"])
+    program = CpuProgram(problem, coarse(problem, PREPARED, change), harm)
+    result = run_gate(program, problem, PREPARED, Cases("cpu", EMULATED_KINDS), kinds=[reason.split(":")[0]])
     assert not result.passed
     assert result.reason.startswith(reason)
 
@@ -323,6 +331,56 @@ def test_int4_floors_are_looser_where_scores_count_and_the_same_elsewhere():
         own, int8 = find_floor(kind, "int4"), find_floor(kind, "int8")
         assert int8 == FLOORS.get(kind, Floor())
         assert own == int8 if "v_o" in kind or kind in ("v_constant", "large_logits") else own.cosine < int8.cosine
+
+
+# --- FP8 (e4m3) scores
+
+E4M3 = replace(CONFIG, qk="e4m3")
+
+
+def fade_one_row(call, q, k, v, out, lse, workspace):
+    out[0, 0, 5] *= 0.7
+
+
+@pytest.mark.parametrize("problem", [CAUSAL, FULL], ids=lambda p: p.name)
+@pytest.mark.parametrize("granularity", ["thread", "block"])
+def test_e4m3_of_any_granularity_passes_floors_of_its_own(problem, granularity):
+    config = replace(E4M3, granularity=granularity)
+    kinds = [kind for kind in EMULATED_KINDS if kind != "non_finite"]
+    program = CpuProgram(problem, coarse(problem, config))
+    cases = Cases("cpu", EMULATED_KINDS)
+    for name, inputs in load_captured(CAPTURED).items():
+        cases.add_captured(problem, name, inputs)
+        kinds.append(name)
+    result = run_gate(program, problem, config, cases, kinds=kinds)
+    assert (result.passed, result.reason) == (True, "")
+    assert result.figures["normal"].cosine < FLOORS["normal"].cosine
+    as_int8 = run_gate(program, problem, CONFIG, cases, kinds=["channel_offsets"])
+    assert as_int8.reason.startswith("channel_offsets: cosine")  # floors go by the config
+
+
+@pytest.mark.parametrize(
+    ("change", "harm", "reason"),
+    [
+        (lambda k: k[:, :, torch.arange(k.shape[2]) ^ 1], None, "normal: cosine"),  # keys swapped
+        (lambda k: k * 0.9, None, "normal: cosine"),  # a scale that is 448/497 of the right one
+        (lambda k: k, scaled(0.97), "normal: scale ratio 0.9"),
+        (lambda k: k, fade_one_row, "normal: a row is off by 0.29"),
+    ],
+)
+def test_e4m3_faults_are_caught_by_its_floors(change, harm, reason):
+    program = CpuProgram(FULL, coarse(FULL, E4M3, change), harm)
+    result = run_gate(program, FULL, E4M3, Cases("cpu", EMULATED_KINDS), kinds=["normal"])
+    assert not result.passed
+    assert result.reason.startswith(reason)
+
+
+def test_e4m3_floors_lie_between_int8s_and_int4s():
+    for kind in {*INPUT_KINDS, *EMULATED_KINDS}:
+        int4, own, int8 = (find_floor(kind, rounding).cosine for rounding in ("int4", "e4m3", "int8"))
+        assert int4 <= own <= int8
+        assert (own < int8) == (int4 < int8)
+    assert set(E4M3_FLOORS) == set(INT4_FLOORS)
 
 
 def test_passing_candidate_leaves_no_reason(small_cases):

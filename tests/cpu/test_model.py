@@ -96,6 +96,24 @@ def test_packed_int4_has_the_rate_of_its_units_and_half_the_bytes() -> None:
     assert packed.kernel_us < container.kernel_us
 
 
+def test_e4m3_scores_have_the_rate_of_fp8_units_and_need_no_conversion() -> None:
+    int8, e4m3 = (predict(replace(CONFIG, qk=qk), D128, LONG, ADA[0]) for qk in ("s8", "e4m3"))
+    assert e4m3.units_us["matrix"] == pytest.approx(LONG.flops(D128) / 330.3e12 * 1e6)  # Ada whitepaper's peak
+    # the row maximum takes the unit as long as the conversion does, and packing P half a value a clock and lane of 32
+    maxima, conversions, packing = 1 / 64, 1 / 64, 1 / 2 / 32
+    share = (maxima + packing) / (maxima + conversions + packing)
+    assert e4m3.units_us["half_rate"] / int8.units_us["half_rate"] == pytest.approx(share)
+    assert e4m3.units_us["shared"] == int8.units_us["shared"]
+
+
+def test_e4m3_scores_of_wgmma_have_the_rate_of_its_fp8_products() -> None:
+    int8, e4m3 = (predict(replace(WGMMA, qk=qk), D128, LONG_H200, H200) for qk in ("s8", "e4m3"))
+    # measured on an H200: 1929 TOPS of INT8 and 1708 of FP8, with 136 columns of P V for 128 of V
+    share = (1 + 136 / 128) / 1708 / (1 / 1929 + 136 / 128 / 1708)
+    assert e4m3.units_us["matrix"] / int8.units_us["matrix"] == pytest.approx(share, rel=1e-3)
+    assert e4m3.kernel_us > int8.kernel_us
+
+
 def test_spills_cost_time() -> None:
     clean, spilling = (predict(CONFIG, D128, LONG, ADA[0], Measured(168, spill)).kernel_us for spill in (0, 400))
     assert spilling > clean

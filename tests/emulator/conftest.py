@@ -21,6 +21,8 @@ from sagegen.space import FAMILIES, config_values, make_config
 #: FP8 products have an FP22 accumulator on the first, FP32 on the second. A family that neither runs needs a third.
 GPUS = ("l20", "h200")
 _POOL = 1500
+#: Traits that need no company: each once is enough, beside the tests that are made for them.
+_ALONE = {"p_max", "v_max", "softmax"}
 _MOST_DRAWS = 100_000
 
 
@@ -54,6 +56,8 @@ class Variant:
         own |= config_values(self.config)
         if {"pv", "accum_depth"} <= own.keys():  # sums that are promoted and others are rescaled in other places
             own["sums"] = (own["pv"], own["accum_depth"] > 0)
+        if "conversion" in own:  # and scores become weights in other ways
+            own["softmax"] = (own["conversion"], self.config.smooths_q, self.config.sums_in_fp16)
         return own
 
 
@@ -69,14 +73,20 @@ def draw_value(param, rng):
     return rng.choice((param.neutral, rng.choice(param.values)) if is_long else param.values)
 
 
+def wanted_of(traits):
+    """What a variant covers: its traits, and every pair of those that count in company."""
+    paired = [trait for trait in traits.items() if trait[0] not in _ALONE]
+    return {*((trait,) for trait in traits.items()), *combinations(paired, 2)}
+
+
 def pick_variants(space):
-    """Few variants of a family that have every pair of traits found in a pool of valid ones; always the same ones."""
+    """Few variants of a family that cover what is found in a pool of valid ones; always the same ones."""
     rng = random.Random(0)
     pool = {}
     for _ in range(_MOST_DRAWS):
         variant = draw_variant(space, rng)
         if not broken_rules(variant.config, Target(variant.gpu, variant.problem)):
-            pool[variant] = set(combinations(variant.traits.items(), 2))
+            pool[variant] = wanted_of(variant.traits)
         if len(pool) == _POOL:
             break
     missing = set().union(*pool.values())
