@@ -6,7 +6,16 @@ from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin,
 from sagegen.layout import make_layout
 from sagegen.problem import Problem
 from sagegen.rule import Rule, Target, Version
-from sagegen.smoothing_rules import BALANCE, SEARCHED, SMOOTH_Q, balance_margin, searched_margin, smooth_q_margin
+from sagegen.smoothing_rules import (
+    BALANCE,
+    SEARCHED,
+    SEARCHED_BALANCE,
+    SMOOTH_Q,
+    balance_margin,
+    searched_balance_margin,
+    searched_margin,
+    smooth_q_margin,
+)
 from sagegen.space import MmaConfig
 
 #: Registers per thread that the loop needs beside its tiles: addresses, row maxima, sums, scales, loop state.
@@ -147,7 +156,8 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
 )  # fmt: skip
 
 MMA_SEARCH_RULES: tuple[Rule[MmaConfig], ...] = (
-    Rule("searched", SEARCHED, searched_margin, reads=("block_q", "mean_span", "rotate", "balance")),
+    Rule("searched", SEARCHED, searched_margin, reads=("block_q", "mean_span", "rotate")),
+    Rule("searched_balance", SEARCHED_BALANCE, searched_balance_margin, reads=("balance",)),
     Rule("e4m3_scores", E4M3_SCORES, e4m3_scores_margin, reads=("qk",)),
     Rule("fp16_peaks", "p_max and v_max change what FP16 sums are worth, not their speed", _fp16_peaks,
          reads=("pv", "accum_depth", "p_max", "v_max")),

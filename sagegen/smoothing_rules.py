@@ -7,7 +7,8 @@ from sagegen.space import Config
 
 SMOOTH_Q = "whole spans of means in a query tile; delta S has a type where Q is smoothed"
 BALANCE = "Q is balanced against K where it is smoothed"
-SEARCHED = "INT8 reaches its floors with K smoothed alone; INT4 needs Q smoothed by its tile's means, balance, rotation"
+SEARCHED = "INT8 reaches its floors with K smoothed alone; INT4 needs Q smoothed too, by its tile's means, and rotation"
+SEARCHED_BALANCE = "INT4 alone is balanced: nothing is worse for it, and a model's own inputs are better"
 
 
 def smooth_q_margin(config: Config, _: Target) -> float:
@@ -23,5 +24,10 @@ def balance_margin(config: Config, _: Target) -> float:
 def searched_margin(config: Config, target: Target) -> float:
     """What a tuning run tries of each precision: what else is valid costs time that no floor asks for, or fails one."""
     if target.problem.precision == "int8":
-        return int(config.smooths_q or config.rotates or config.balances)
-    return int(config.mean_span != config.block_q or not config.rotates or not config.balances)
+        return int(config.smooths_q or config.rotates)
+    return int(config.mean_span != config.block_q or not config.rotates)
+
+
+def searched_balance_margin(config: Config, target: Target) -> float:
+    """Apart from `searched_margin`, so that a space is pruned by that before this parameter multiplies it."""
+    return int(config.balances != (target.problem.precision == "int4"))

@@ -6,7 +6,16 @@ from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin,
 from sagegen.layout import make_layout
 from sagegen.problem import Precision, Problem
 from sagegen.rule import Rule, Target
-from sagegen.smoothing_rules import BALANCE, SEARCHED, SMOOTH_Q, balance_margin, searched_margin, smooth_q_margin
+from sagegen.smoothing_rules import (
+    BALANCE,
+    SEARCHED,
+    SEARCHED_BALANCE,
+    SMOOTH_Q,
+    balance_margin,
+    searched_balance_margin,
+    searched_margin,
+    smooth_q_margin,
+)
 from sagegen.space import WgmmaConfig
 
 #: Registers per thread that the loop needs beside its tiles, at least. nvcc 13.0 on the 216 configs of two stages that
@@ -91,6 +100,7 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
 
 WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("searched", SEARCHED, searched_margin),
+    Rule("searched_balance", SEARCHED_BALANCE, searched_balance_margin),
     Rule("e4m3_scores", E4M3_SCORES, e4m3_scores_margin),
 )
 
