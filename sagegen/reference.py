@@ -190,7 +190,8 @@ def quantized_attention(
     operands = make_operands(q, k, v, problem, config, scale, want_lse=want_lse)
     sums = _SUM_TILES[config.family](operands, config, accumulator)
     # in the kernels' order: where an output is a tie between two numbers of its type, the last bit decides
-    out = sums.out * (1 / sums.total.masked_fill(sums.total == 0, 1)) * operands.v_scale
+    total = sums.total.masked_fill(sums.total < torch.finfo(torch.float32).tiny, 1)  # kernels have no smaller weight
+    out = sums.out * (1 / total) * operands.v_scale
     out = torch.where(operands.last_key >= 0, out + operands.v_mean, 0)  # a row that sees no key stays 0
     lse = (sums.peak + (sums.exact_total / sums.unit).log2()) / LOG2_E + operands.lse_bias
     if not want_lse:

@@ -21,8 +21,8 @@ from sagegen.space import FAMILIES, config_values, make_config
 #: FP8 products have an FP22 accumulator on the first, FP32 on the second. A family that neither runs needs a third.
 GPUS = ("l20", "h200")
 _POOL = 1500
-#: Traits that need no company: each once is enough, beside the tests that are made for them.
-_ALONE = {"p_max", "v_max", "softmax"}
+#: Traits that need no company: each once is enough, beside tests of their own and `smooths_q` in every company.
+_ALONE = {"p_max", "v_max", "softmax", "mean_span", "delta", "balance"}
 _MOST_DRAWS = 100_000
 
 
@@ -54,6 +54,7 @@ class Variant:
         for axis in ("head_dim", "dtype", "is_causal", "precision"):
             own[axis] = getattr(self.problem, axis)
         own |= config_values(self.config)
+        own["smooths_q"] = self.config.smooths_q
         if {"pv", "accum_depth"} <= own.keys():  # sums that are promoted and others are rescaled in other places
             own["sums"] = (own["pv"], own["accum_depth"] > 0)
         if "conversion" in own:  # and scores become weights in other ways
