@@ -168,7 +168,7 @@ def default_mma_config(target: Target) -> MmaConfig:
     """Conservative, and valid on every known GPU."""
     dtype_pv = "f16f32" if target.problem.dtype == "fp16" else "bf16f32"
     native_fp8 = target.gpu.compute_capability in (89, 120)
-    is_int4 = target.problem.precision == "int4"  # what 15 values need: smoothed Q, balance and rotation
+    is_int4 = target.problem.precision == "int4"  # what 15 values need: smoothed Q, and rotation
     return MmaConfig(
         block_q=128,
         block_k=64,
@@ -188,5 +188,4 @@ def default_mma_config(target: Target) -> MmaConfig:
         mean_span=128 if is_int4 else 0,
         delta="f16" if is_int4 else "f32",
         rotate="yes" if is_int4 else "no",
-        balance="yes" if is_int4 else "no",
     )

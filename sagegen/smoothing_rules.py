@@ -8,7 +8,9 @@ from sagegen.space import Config
 SMOOTH_Q = "whole spans of means in a query tile; delta S has a type where Q is smoothed"
 BALANCE = "Q is balanced against K where it is smoothed"
 SEARCHED = "INT8 reaches its floors with K smoothed alone; INT4 needs Q smoothed too, by its tile's means, and rotation"
-SEARCHED_BALANCE = "INT4 alone is balanced: nothing is worse for it, and a model's own inputs are better"
+SEARCHED_BALANCE = (
+    "one large query takes the balance of all others of its KV head (docs/numerics.md): only when asked for"
+)
 
 
 def smooth_q_margin(config: Config, _: Target) -> float:
@@ -28,6 +30,6 @@ def searched_margin(config: Config, target: Target) -> float:
     return int(config.mean_span != config.block_q or not config.rotates)
 
 
-def searched_balance_margin(config: Config, target: Target) -> float:
+def searched_balance_margin(config: Config, _: Target) -> float:
     """Apart from `searched_margin`, so that a space is pruned by that before this parameter multiplies it."""
-    return int(config.balances != (target.problem.precision == "int4"))
+    return int(config.balances)

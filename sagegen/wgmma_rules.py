@@ -107,7 +107,7 @@ WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (
 
 def default_wgmma_config(precision: Precision = "int8") -> WgmmaConfig:
     """The exact exponent on three consumers: fastest on an H200 of those that need no run-time fallback."""
-    is_int4 = precision == "int4"  # what 15 values need: smoothed Q, balance and rotation
+    is_int4 = precision == "int4"  # what 15 values need: smoothed Q, and rotation
     return WgmmaConfig(
         consumers=3,
         block_k=128,
@@ -123,5 +123,4 @@ def default_wgmma_config(precision: Precision = "int8") -> WgmmaConfig:
         mean_span=192 if is_int4 else 0,
         delta="f16" if is_int4 else "f32",
         rotate="yes" if is_int4 else "no",
-        balance="yes" if is_int4 else "no",
     )

@@ -28,9 +28,7 @@ GPUS = ("l20", "h200")
 
 
 def balanced(gpu: str) -> Config:
-    config = default_config(Target(find_gpu(gpu), PROBLEM))
-    assert config.balances
-    return config
+    return replace(default_config(Target(find_gpu(gpu), PROBLEM)), balance="yes")
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

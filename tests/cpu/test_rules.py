@@ -228,18 +228,18 @@ def test_the_default_of_int4_is_packed_where_there_are_units_and_a_container_els
     assert {defaults[name].family for name in ("h20", "h100", "h200")} == {"wgmma"}
     # what INT8 has, but for what makes 15 values enough
     int8 = default_config(Target(find_gpu("rtx5090"), replace(INT4, precision="int8")))
-    assert defaults["rtx5090"] == replace(int8, mean_span=128, delta="f16", rotate="yes", balance="yes")
-    assert all(config.smooths_q and config.rotates and config.balances for config in defaults.values())
+    assert defaults["rtx5090"] == replace(int8, mean_span=128, delta="f16", rotate="yes")
+    assert all(config.smooths_q and config.rotates and not config.balances for config in defaults.values())
     assert not any(broken_rules(config, Target(GPUS[name], INT4)) for name, config in defaults.items())
 
 
 @pytest.mark.parametrize("gpu", ["l20", "h200"])
-def test_tuning_smooths_q_balances_and_rotates_for_int4_alone(gpu: str) -> None:
+def test_tuning_smooths_q_and_rotates_for_int4_alone(gpu: str) -> None:
     int4, int8 = (Target(find_gpu(gpu), replace(INT4, head_dim=64, precision=p)) for p in ("int4", "int8"))
     for config in all_searched_configs(int4):
         assert config.mean_span == config.block_q
         assert config.rotates
-        assert config.balances
+        assert not config.balances
     assert not any(config.smooths_q or config.rotates or config.balances for config in all_searched_configs(int8))
 
 
