@@ -563,8 +563,9 @@ def test_a_coarse_kernel_is_not_for_who_asks_for_the_fine_tier():
 
 
 def test_int4_has_a_fine_tier_of_its_own():
-    figures = {"normal": {"cosine": 0.979, "relative_l1": 0.207}, "channel_offsets": {"cosine": 0.8785}}
+    figures = {"normal": {"cosine": 0.979, "relative_l1": 0.207}, "channel_offsets": {"cosine": 0.9812}}
     assert is_fine(figures, "int4")
+    assert not is_fine({**figures, "channel_offsets": {"cosine": 0.8785}}, "int4")  # K smoothed alone
     assert not is_fine(figures)
     assert not is_fine({"normal": {"cosine": 0.9726, "relative_l1": 0.233}}, "int4")
     problem = Problem(128, "bf16", False, "int4")
