@@ -22,6 +22,7 @@ __all__ = [
     "broken_rules",
     "check_config",
     "default_config",
+    "is_searched",
     "searched_configs",
     "valid_configs",
 ]
@@ -66,6 +67,11 @@ def searched_configs(space: Space, target: Target) -> list[Config]:
     """The valid configs of `space` that a tuning run on `target` may try, in the space's order."""
     family = space.config_type.family
     return list(_allowed_configs(space, RULES[family] + SEARCH_RULES[family], target, {}))
+
+
+def is_searched(config: Config, target: Target) -> bool:
+    """Whether a tuning run may try `config`, which is valid on `target`."""
+    return all(rule.margin(config, target) <= 0 for rule in SEARCH_RULES[config.family])
 
 
 def all_searched_configs(target: Target) -> list[Config]:
