@@ -12,6 +12,10 @@ from sagegen.space import MmaConfig
 
 #: What the accumulators of `magic` start at, read as floats: 1.5 * 2^23.
 _MAGIC = 12582912.0
+#: From here on a step of FP32 is so large that a weight at a row's maximum could round to more than the unit.
+_COARSE = 2.0**20
+#: What rounding to FP32 is off by at most, of a number.
+_HALF_STEP = 2.0**-24
 
 
 def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulator) -> TileSums:
@@ -26,13 +30,13 @@ def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulato
         products = multiply_qk(operands, keys, config, accumulator)
         hidden = torch.arange(keys.start, keys.stop, device=out.device) > operands.last_key
         if operands.delta is None:
-            scores = _round(products.double() * factor, config)
+            scores = (products.double() * factor).float()
         else:  # one FMA, rounded once
             scores = (products.double() * factor + operands.delta.of(keys)).float()
         scores = scores.masked_fill_(hidden, -math.inf)
         grown = torch.maximum(peak, scores.amax(-1, keepdim=True))
         anchor = grown.masked_fill(grown == -math.inf, 0)
-        floor = _round(anchor.double() - log2_unit, config)
+        floor = _floor_of(anchor, log2_unit, config)
         weights = (scores - floor).exp2() if operands.delta else _weights(products, factor, floor, config)
         weights = weights.masked_fill_(hidden, 0)
         decay = (peak - anchor).exp2()
@@ -41,9 +45,13 @@ def sum_mma_tiles(operands: Operands, config: MmaConfig, accumulator: Accumulato
     return TileSums(out, total, total, peak, unit)
 
 
-def _round(x: torch.Tensor, config: MmaConfig) -> torch.Tensor:
-    """A score or what is subtracted from one, float64, to FP32: up where no weight may exceed the unit."""
-    return _round_up(x).float() if config.sums_in_fp16 else x.float()
+def _floor_of(anchor: torch.Tensor, log2_unit: float, config: MmaConfig) -> torch.Tensor:
+    """What is subtracted from a row's scores, FP32: rounded up where a weight could else round to above the unit."""
+    exact = anchor.double() - log2_unit
+    if not config.sums_in_fp16:
+        return exact.float()
+    bound = _round_up(anchor.double() + anchor.double().abs() * _HALF_STEP)
+    return torch.where(anchor.abs() < _COARSE, exact.float(), _round_up(bound - log2_unit).float())
 
 
 def _weights(products: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: MmaConfig) -> torch.Tensor:

@@ -157,7 +157,7 @@ def _wgmma(name: str, place: str, columns: int) -> Probe:
     )
 
 
-_CHAINS, _STEPS = 8, 32
+_CHAINS, _STEPS = 8, 64
 
 
 def _unit(

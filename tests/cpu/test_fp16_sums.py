@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import sagegen.mma_numerics
 from sagegen.gpu import find_gpu
@@ -128,10 +131,34 @@ def test_no_weight_exceeds_its_scale_however_large_the_logits(conversion: str, m
     k = torch.ones(1, 1, 256, 64).half()
     k[:, :, ::64] = -1  # else K less its mean is 0
     v = torch.ones_like(k)
-    assert run(config, q, k, v, scale=1e7).isfinite().all()
+    for scale in (1e5, 3e5, 1e6, 1e7, 1e8):
+        assert run(config, q, k, v, scale=scale).isfinite().all(), scale
     if conversion == "i2f":
-        monkeypatch.setattr(sagegen.mma_numerics, "_round", lambda x, config: x.float())
+        monkeypatch.setattr(sagegen.mma_numerics, "_COARSE", math.inf)
         assert not run(config, q, k, v, scale=1e7).isfinite().all()
+
+
+@pytest.mark.parametrize("p_max", VALUES["p_max"])
+@given(largest=st.floats(-(2.0**26), 2.0**26))
+def test_the_weight_of_the_largest_score_rounds_to_the_scale_or_less(p_max: int, largest: float) -> None:
+    """FP64 has the score before FP32 rounded it, and E4M3 rounds the weight that the kernel's exponent gives."""
+    anchor = torch.tensor(largest, dtype=torch.float64).float()
+    floor = sagegen.mma_numerics._floor_of(anchor, float(torch.tensor(math.log2(p_max))), BASE)
+    weight = 2.0 ** (largest - float(floor))
+    assert float(torch.tensor(weight).to(torch.float8_e4m3fn)) <= p_max
+    if abs(largest) < 2**18:  # where a step is at most 1/64, nothing is lost either
+        assert float(torch.tensor(weight).to(torch.float8_e4m3fn)) == p_max
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_one_key_that_takes_all_the_weight_gives_its_value_without_a_bias(head_dim: int) -> None:
+    """Scores of 2^18 to 2^20 log2 units, where FP32's steps are up to 1/16: weight and row sum are off alike."""
+    problem = Problem(head_dim, "fp16", is_causal=False)
+    k = normal(1, 2, 512, head_dim, seed=4).sign() * 200
+    v = normal(1, 2, 512, head_dim, seed=5)
+    out, _ = quantized_attention(k, k, v, problem, BASE, accumulator="fp16")
+    ratio = float((out.double() * v.double()).sum() / v.double().square().sum())
+    assert abs(ratio - 1) < 0.01  # the gate's limit
 
 
 def test_fp16_sums_lose_little_beside_e4m3() -> None:

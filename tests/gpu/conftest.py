@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ import torch
 
 import sagegen
 from kernel_kinds import KINDS, MAIN_KINDS, PROBLEMS, KernelKind
+from picked_configs import pick_configs
 from sagegen.abi import LAUNCH_ABI
 from sagegen.build import BuildFailure, Built, build_batch
 from sagegen.entry import Entry, Provenance, Range
@@ -24,13 +24,11 @@ from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
 from sagegen.registry import save_entries
 from sagegen.render import render
-from sagegen.rules import Target, broken_rules, default_config, searched_configs
+from sagegen.rules import Target
 from sagegen.runtime.dispatch import dispatcher
-from sagegen.space import FAMILIES
 from sagegen.store import open_store
 from sagegen.toolkit import Toolkit, find_toolkit
 
-CONFIGS_PER_PROBLEM = 2
 _POISON = """
 extern "C" __global__ void poison(unsigned words) {
     extern __shared__ unsigned shared[];
@@ -58,7 +56,7 @@ def pytest_collection_modifyitems(items):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A built config of a problem; the first of each problem is its default config."""
+    """A built config of a problem; see `pick_configs` for their order."""
 
     problem: Problem
     config: object
@@ -84,42 +82,13 @@ def toolkit():
         pytest.skip(str(error))
 
 
-def pick_configs(problem, target, count):
-    """The default config, then valid ones that add the most values of parameters not seen yet; always the same ones."""
-    picked = [default_config(target)]
-    rng = random.Random(problem.name)
-    searched = [searched_configs(space, target) for space in FAMILIES.values()]
-    rest = [vary(config, target, rng) for own in searched for config in rng.sample(own, min(300, len(own)))]
-    seen = set()
-    while len(picked) <= count:
-        seen |= values(picked[-1])
-        fresh = [(len(values(config) - seen), -i) for i, config in enumerate(rest)]
-        picked.append(rest[-max(fresh)[1]])
-    return picked
-
-
-def vary(config, target, rng):
-    """`config` with other values of what tuning leaves alone, one parameter after another, as far as it stays valid."""
-    for param in rng.sample(config.params, len(config.params)):
-        changed = replace(config, **{param.name: rng.choice(param.values)})
-        if param.neutral is not None and not broken_rules(changed, target):
-            config = changed
-    return config
-
-
-def values(config):
-    return {(config.family, p.name, getattr(config, p.name)) for p in config.params}
-
-
 @pytest.fixture(scope="session")
 def kernels(gpu, toolkit):
     """Kernels by problem, built into the store that the public API looks in, so no test waits for a compiler."""
-    sources = {}
-    for problem in PROBLEMS:
-        target = Target(gpu, problem, toolkit.version)
-        sources[problem] = [render(problem, config) for config in pick_configs(problem, target, CONFIGS_PER_PROBLEM)]
-    batch = [source for some in sources.values() for source in some]
-    built = build_batch(batch, gpu.arch, open_store(read_env()), toolkit)
+    picked = pick_configs(PROBLEMS, gpu, toolkit.version)
+    sources = {problem: [render(problem, config) for config in configs] for problem, configs in picked.items()}
+    batch = {source.name: source for some in sources.values() for source in some}
+    built = build_batch(list(batch.values()), gpu.arch, open_store(read_env()), toolkit)
     failures = [result for result in built.values() if isinstance(result, BuildFailure)]
     assert not failures, failures[0]
     return {
