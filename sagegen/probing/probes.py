@@ -97,13 +97,16 @@ _FP16 = Accumulator("uint32_t", 2, 2)
 _ANY = (80, 999)
 _ADA = (89, 999)
 _HOPPER = (_WGMMA_ONLY, _WGMMA_ONLY)
-_TILES = 4  # of A, and of B, that a warp multiplies with one another
+_ROWS, _COLUMNS = 4, 8  # tiles of A, and of B, that a warp multiplies with one another
 
 
 def _mma(
     name: str, operand: str, depth: int, function: str, include: str, accumulator: Accumulator, opcode: str
 ) -> Probe:
     types = {"int": "s32", "float": "f32", "uint32_t": "f16"}
+    # Changing the operands takes issue slots and register ports from products, so several passes share a change. Where
+    # e4m3 is emulated each operand would be converted once for all passes, and kernels use it about as often as one
+    passes = 1 if operand == "e4m3" else 4
     return Probe(
         name=f"mma_{name}",
         kind="mma",
@@ -112,13 +115,13 @@ def _mma(
         architectures=_ADA if operand == "e4m3" else _ANY,
         includes=("thread", "clock", include),
         function=function,
-        threads=512,
+        threads=256,
         opcodes=(opcode,),
-        per_loop=_TILES * _TILES,
+        per_loop=_ROWS * _COLUMNS * passes,
         work=2 * 16 * 8 * depth,
         operand=Operand(*_OPERANDS[operand]),
         accumulator=accumulator,
-        values=MappingProxyType({"rows": _TILES, "columns": _TILES}),
+        values=MappingProxyType({"rows": _ROWS, "columns": _COLUMNS, "passes": passes}),
     )
 
 

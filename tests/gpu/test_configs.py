@@ -8,10 +8,11 @@ import torch
 from picked_configs import LEFT_ALONE, TRIED
 from sagegen.launch import load_program
 from sagegen.measuring.call import call_program
-from sagegen.measuring.gate import Cases, run_gate
-from sagegen.measuring.inputs import load_captured
+from sagegen.measuring.floors import captured_floor, find_floor
+from sagegen.measuring.gate import Cases, figures, run_gate
+from sagegen.measuring.inputs import INPUT_KINDS, load_captured
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
-from sagegen.reference import quantized_attention
+from sagegen.reference import fp8_accumulator, quantized_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -39,16 +40,28 @@ def program(kernels, problem, index):
 
 
 @pytest.mark.parametrize(("problem", "index"), [case for case in CASES if case.values[1] < TRIED])
-def test_config_that_tuning_tries_passes_the_gate(program, problem, cases):
-    kinds = {}
+def test_the_gate_judges_a_config_that_tuning_tries_by_its_numerics(program, problem, index, cases, gpu):
+    """The default passes. Another may be too coarse for a kind: then its reference is, and the kernel as far off."""
+    kinds = {**INPUT_KINDS}
     if problem.head_dim == 64:
-        kinds = load_captured(CAPTURED)
-        for name, inputs in kinds.items():
+        captured = load_captured(CAPTURED)
+        kinds |= captured
+        for name, inputs in captured.items():
             cases.add_captured(problem, name, inputs)
-    result = run_gate(program, problem, program.config, cases)
-    assert (result.passed, result.reason) == (True, ""), program.config.name
-    result = run_gate(program, problem, program.config, cases, kinds=kinds)
-    assert (result.passed, result.reason) == (True, ""), program.config.name
+    for kind in kinds:
+        result = run_gate(program, problem, program.config, cases, kinds=[kind])
+        if result.passed:
+            continue
+        assert index > 0, f"{program.config.name}: {result.reason}"
+        case = cases.get(problem, kind)
+        q, k, v = case.inputs.q, case.inputs.k, case.inputs.v
+        accumulator = fp8_accumulator(program.config, gpu.compute_capability)
+        out, _ = quantized_attention(q, k, v, problem, program.config, accumulator=accumulator)
+        own, found = figures(out, case.out), result.figures[kind]
+        assert found.cosine == pytest.approx(own.cosine, abs=1e-4), result.reason
+        assert found.scale_ratio == pytest.approx(own.scale_ratio, abs=1e-3), result.reason
+        floor = captured_floor("int8") if case.is_captured else find_floor(kind, "int8")
+        assert own.cosine < floor.cosine + 1e-4 or abs(own.scale_ratio - 1) > floor.scale - 1e-3, result.reason
 
 
 @pytest.mark.parametrize(("problem", "index"), CASES)

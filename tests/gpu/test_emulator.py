@@ -69,6 +69,14 @@ def row_sums(problem, q, k):
     return (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True)
 
 
+def fp16_sum_error(config):
+    """Relative error of sums in FP16: half a step for each of 16 keys' products and for each of their additions.
+
+    Where the compiler emulates the instruction, the card's FP16 products round in a way that is not published.
+    """
+    return 2 * config.accum_depth / 16 * 2.0**-11 if config.sums_in_fp16 else 0.0
+
+
 @pytest.mark.parametrize(("problem", "index"), CASES)
 def test_card_and_emulator_agree(kernels, gpu, problem, index, figures):
     kernel = kernels[problem][index]
@@ -95,7 +103,7 @@ def test_card_and_emulator_agree(kernels, gpu, problem, index, figures):
             "lse_max_error": (lse - card_lse).abs().max().item(),
         }
     )
-    assert relative_l2 <= 1e-3
+    assert relative_l2 <= 1e-3 + fp16_sum_error(kernel.config)
     assert bool((error <= allowed).all())
     allowed_lse = torch.full_like(lse, 1e-3)
     if kernel.config.row_sum == "ones":  # the sum of rounded weights, of which one may be a step off
