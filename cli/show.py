@@ -61,7 +61,7 @@ def command(
     slowest valid config that was measured; `winner` is how many times faster the winner is, with a 95 % interval where
     both ran in the same rounds. `screen` marks times that are of no finals.
 
-    --head-dim, --dtype, --causal and --precision say for which problem --space counts valid configs.
+    --head-dim, --dtype, --causal and --precision say for which problem --space counts the configs that tuning tries.
 
     \b
     Example:

@@ -104,7 +104,7 @@ def _describe_start(event: Started) -> str:
     known = f", {event.known} attempts known from the journal" if event.known else ""
     count = len(event.problems)
     problems = "1 problem" if count == 1 else f"{count} problems"
-    return f"{event.gpu}: {how}; {problems}, {event.configs} valid configs{known}"
+    return f"{event.gpu}: {how}; {problems}, {event.configs} configs to choose from{known}"
 
 
 def _describe_decision(event: Decided) -> str:

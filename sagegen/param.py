@@ -70,5 +70,8 @@ def parse_fields(params: tuple[Param, ...], parts: list[str]) -> dict[str, Value
             found = f"field {left[0]!r} does not name" if left else "name ends before"
             raise UnknownNameError(f"config {found} a {param.name}", f"use one of {', '.join(by_text)}")
     if left:
-        raise UnknownNameError(f"config field {left[0]!r} is one too many", f"end the name after {params[-1].name}")
+        raise UnknownNameError(
+            f"config field {left[0]!r} is out of place or one too many",
+            f"each may stand once, in this order: {', '.join(param.label for param in params)}",
+        )
     return values

@@ -15,7 +15,7 @@ class Started:
     Attributes:
         gpu: name of the GPU tuned for.
         problems: names.
-        configs: valid configs of all problems together.
+        configs: configs that may be tried, of all problems together.
         known: attempts that a journal already answers.
         offline: nothing is measured, only compiled and ranked.
     """

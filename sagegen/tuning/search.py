@@ -1,4 +1,4 @@
-"""Which config to try next: asks over the enumerated valid configs of one problem, told every outcome.
+"""Which config to try next: asks over the enumerated configs of one problem, told every outcome.
 
 The valid list is the space: an ask is always a distinct, valid, unseen config. Optuna proposes; what it proposes
 outside the list is told back as infeasible, never as failed, because TPE does not learn from failed trials.
@@ -34,7 +34,7 @@ _EXPLORE_EVERY = 5  # proposals; one of so many is for a family that is not the 
 
 
 class Searcher:
-    """Asks and tells over one problem's valid configs.
+    """Asks and tells over one problem's configs.
 
     Args:
         target: GPU and problem; its rules say how far an invalid proposal is off.

@@ -39,7 +39,7 @@ def test_a_run_that_is_not_watched_leaves_plain_lines(lines) -> None:  # type: i
         watch(attempted(4, 1.25, left_s=185.0))
         watch(Decided("d64_fp16_full_int8", "kv1-2047", "sdpa", "config2", 1.2471, 0.981))
     assert lines() == [
-        "l20: measuring; 1 problem, 7592 valid configs, 12 attempts known from the journal",
+        "l20: measuring; 1 problem, 7592 configs to choose from, 12 attempts known from the journal",
         "d64_fp16_full_int8: best so far 1.000x the default: config1",
         "d64_fp16_full_int8: best so far 1.250x the default: config2",
         " 40%  best 1.25x, 4 ok, 2 crash, 3:05 left",
@@ -65,7 +65,7 @@ def test_an_offline_run_says_so_and_warnings_stand_out(lines) -> None:  # type: 
         watch(Warned("GPU 0: other processes use the GPU (7)"))
         watch(Decided("a", "kv1-2047", "kernel", None, None, None))
     assert lines() == [
-        "l20: compiling and ranking, nothing is measured; 2 problems, 9 valid configs",
+        "l20: compiling and ranking, nothing is measured; 2 problems, 9 configs to choose from",
         "Warning: GPU 0: other processes use the GPU (7)",
         "a kv1-2047: no config finished",
     ]
