@@ -65,7 +65,7 @@ NATIVE = {
     "wgmma_e4m3f32_rs_bits": r"QGMMA\.64x64x32\.F32\.E4M3\.E4M3",
 }
 #: Instructions of a mixed unit's loop that issue beside the ones that are counted; what is counted takes longer.
-MOST_OTHERS = {"ex2": 300, "rcp": 300, "f2i": 560, "half2_to_e4m3": 560}
+OTHERS_EACH = {"ex2": 1, "rcp": 1, "f2i": 2, "half2_to_e4m3": 1}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,10 @@ def test_loops_have_the_instructions_that_are_counted_and_nothing_is_spilled(
     assert probe.per_loop <= native <= probe.per_loop * 1.02
     # one or two more may move a constant before the loop
     assert count(everywhere, NATIVE[name]) <= native + 2, "some of it is done outside of the loop"
-    assert sum(loop.values()) - native <= MOST_OTHERS.get(name, max(60, 0.2 * native))
+    others = sum(loop.values()) - native
+    # a product of mma.sync takes its sub-core 6 cycles and more, of GeForce 16: two beside each are hidden
+    each = 2 if probe.kind == "mma" else OTHERS_EACH.get(name)
+    assert others <= (max(60, 0.2 * native) if each is None else each * native + 48)
     if probe.kind == "wgmma":  # a group is in flight while the next one is issued: no wait after every product
         assert count(loop, r"WARPGROUP\.ARRIVE") == count(loop, r"WARPGROUP\.DEPBAR\.LE") == 1
     if probe.kind == "copy":
@@ -143,10 +146,10 @@ def test_hopper_emulates_fp8_by_conversions_and_two_fp16_products_in_every_turn(
     listing_of: Callable[[str, str], str], name: str
 ) -> None:
     loop = timed_loop(listing_of("sm_90", name), r"HMMA\.16816\.F(16|32)")
-    assert count(loop, r"HMMA\.16816\.F(16|32)") == 2 * 16
-    # fresh A and B are converted in every turn: 4 + 2 words of each of 4 tiles, two conversions a word
-    assert count(loop, r"F2FP\.F16\.E4M3\.UNPACK_B") == 2 * 4 * (4 + 2)
-    assert count(loop, r"FADD|HADD2") == (64 if name == "mma_e4m3f32" else 32)
+    assert count(loop, r"HMMA\.16816\.F(16|32)") == 2 * 32
+    # fresh operands are converted in every turn: 4 tiles of 4 words and 8 of 2, two conversions a word
+    assert count(loop, r"F2FP\.F16\.E4M3\.UNPACK_B") == 2 * (4 * 4 + 8 * 2)
+    assert count(loop, r"FADD|HADD2") == (128 if name == "mma_e4m3f32" else 64)
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_120"])
@@ -155,7 +158,7 @@ def test_int4_is_a_call_in_every_turn_where_there_are_no_units(
 ) -> None:
     listing = listing_of(arch, "mma_s4")
     loop = timed_loop(listing, r"CALL\.REL\.NOINC")
-    assert count(loop, r"CALL\.REL\.NOINC") == 16
+    assert count(loop, r"CALL\.REL\.NOINC") == PROBES["mma_s4"].per_loop == 128
     assert count(Counter(name for _, name, _ in instructions(listing)), r"IMMA\..*") == 2  # of the routine
 
 

@@ -81,14 +81,15 @@ def test_runs_without_cycles_or_time_are_refused(runs: list[Run]) -> None:
 
 
 def test_work_of_a_loop() -> None:
-    # 16 warps, 16 products each, 16 x 8 x 32 multiply-adds
-    assert work_per_loop(PROBES["mma_s8"], SMS, 0) == SMS * 16 * 16 * 2 * 16 * 8 * 32
+    # 8 warps, 4 passes over 4 x 8 tiles, 16 x 8 x 32 multiply-adds; of e4m3 one pass
+    assert work_per_loop(PROBES["mma_s8"], SMS, 0) == SMS * 8 * 4 * 4 * 8 * 2 * 16 * 8 * 32
+    assert work_per_loop(PROBES["mma_e4m3f32"], SMS, 0) == SMS * 8 * 4 * 8 * 2 * 16 * 8 * 32
     # 2 warpgroups, 4 stages of 4 products each
     assert work_per_loop(PROBES["wgmma_s8_ss_n128"], SMS, 0) == SMS * 2 * 16 * 2 * 64 * 128 * 32
     assert work_per_loop(PROBES["wgmma_bf16f32_ss_n256"], 1, 0) == 2 * 16 * 2 * 64 * 256 * 16
-    # 512 threads, 8 chains of 32 steps, two instructions a step of the packing of four values
-    assert work_per_loop(PROBES["ex2"], SMS, 0) == SMS * 512 * 8 * 32
-    assert work_per_loop(PROBES["pack_e4m3"], SMS, 0) == SMS * 512 * 8 * 32 * 2
+    # 512 threads, 8 chains of 64 steps, two instructions a step of the packing of four values
+    assert work_per_loop(PROBES["ex2"], SMS, 0) == SMS * 512 * 8 * 64
+    assert work_per_loop(PROBES["pack_e4m3"], SMS, 0) == SMS * 512 * 8 * 64 * 2
     # read and written; a block reads 4 times 16 bytes a thread
     assert work_per_loop(PROBES["dram"], 3 * SMS, 1000) == 2 * 16 * 1000
     assert work_per_loop(PROBES["l2"], 3 * SMS, 1000) == 3 * SMS * 512 * 4 * 16

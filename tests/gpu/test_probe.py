@@ -36,8 +36,8 @@ H200_TOPS = {
     "mma_bf16f32": 629,
     "mma_s4": 48,
 }
-#: Likewise, results per clock and SM. The notes have 32 for e4m3: of one conversion to 16 bits, which is an F2FP and a
-#: LOP3 on one pipe. The probe packs two into a word, as kernels do, without a LOP3: an F2FP has the rate of `pack_half2`.
+#: Likewise, results per clock and SM. The notes have 32 for e4m3, of one conversion to 16 bits: an F2FP and a LOP3 on
+#: one pipe. The probe packs two into a word, as kernels do, without a LOP3: an F2FP has the rate of `pack_half2`.
 #: (`half2_to_e4m3` has as many HFMA2 beside its F2FP and reaches the issue limit first.)
 H200_PER_CLOCK = {
     "fma": 128,
