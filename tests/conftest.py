@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from sagegen.emulator.compiler import find_compiler
@@ -46,6 +47,15 @@ def private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         patch.setenv("SAGEGEN_CACHE_DIR", str(folder / "cache"))
         patch.setenv("SAGEGEN_TUNED_DIR", str(folder / "tuned"))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def one_torch_thread() -> Iterator[None]:
+    """Torch's threads wait for one another in loops: many times the time of small tensors, and the cores of others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
-import torch
 
 from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
@@ -143,9 +142,5 @@ def program(programs, variant):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_torch_thread():
-    """Torch's threads wait for one another in loops, which takes the cores from the emulator's."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def calm_torch(one_torch_thread):
+    """The cores are the emulator's."""
