@@ -127,10 +127,12 @@ def variants():
 
 @pytest.fixture(scope="session")
 def programs(request):
-    """Programs by variant; those of the tests that were selected are compiled two at a time."""
+    """Programs by variant; in a single process those of the tests that were selected are compiled two at a time."""
+    found = Programs()
+    if hasattr(request.config, "workerinput"):  # of pytest-xdist: the other cores have other tests
+        return found
     callspecs = (getattr(item, "callspec", None) for item in request.session.items)
     wanted = {spec.params["variant"] for spec in callspecs if spec and "variant" in spec.params}
-    found = Programs()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(found.__missing__, wanted))
     return found
