@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sagegen.errors import ConfigError
@@ -60,13 +60,13 @@ def valid_configs(space: Space, target: Target, fixed: Mapping[str, Value] | Non
     Args:
         fixed: values of parameters that all of them have. Without any there are millions of the larger spaces.
     """
-    return list(_allowed_configs(space, RULES[space.config_type.family], target, fixed or {}))
+    return _allowed_configs(space, RULES[space.config_type.family], target, fixed or {})
 
 
 def searched_configs(space: Space, target: Target) -> list[Config]:
     """The valid configs of `space` that a tuning run on `target` may try, in the space's order."""
     family = space.config_type.family
-    return list(_allowed_configs(space, RULES[family] + SEARCH_RULES[family], target, {}))
+    return _allowed_configs(space, RULES[family] + SEARCH_RULES[family], target, {})
 
 
 def is_searched(config: Config, target: Target) -> bool:
@@ -81,28 +81,38 @@ def all_searched_configs(target: Target) -> list[Config]:
 
 def _allowed_configs(
     space: Space, rules: Iterable[Rule[Any]], target: Target, fixed: Mapping[str, Value]
-) -> Iterator[Config]:
+) -> list[Config]:
     """The configs of `space` that keep `rules`, each rule judged as soon as the parameters that it reads are chosen."""
     values = {param.name: (fixed[param.name],) if param.name in fixed else param.values for param in space.params}
-    places = {name: place for place, name in enumerate(values)}
-    due: list[list[Rule[Any]]] = [[] for _ in places]
+    names = list(values)
+    due: list[list[Rule[Any]]] = [[] for _ in names]
     for rule in rules:
-        due[max(places[name] for name in rule.reads or places)].append(rule)
+        due[max(names.index(name) for name in rule.reads or names)].append(rule)
+    # judged once for the values that its rules read: what was chosen beside them may be anything
+    read = [sorted({name for rule in own for name in rule.reads or names}) for own in due]
+    allowed: list[dict[tuple[Value, ...], list[Value]]] = [{} for _ in names]
     chosen: dict[str, Any] = {name: own[0] for name, own in values.items()}
+    found: list[Config] = []
 
-    def choose(place: int) -> Iterator[Config]:
-        name = space.params[place].name
-        for value in values[name]:
+    def judge(place: int, value: Value) -> bool:
+        config = space.config_type(**{**chosen, names[place]: value})
+        return all(rule.margin(config, target) <= 0 for rule in due[place])
+
+    def choose(place: int) -> None:
+        if place == len(names):
+            found.append(space.config_type(**chosen))
+            return
+        name = names[place]
+        chosen[name] = values[name][0]  # not what an earlier branch left, so that equal keys are found again
+        key = tuple(chosen[other] for other in read[place])
+        if key not in allowed[place]:
+            allowed[place][key] = [value for value in values[name] if judge(place, value)]
+        for value in allowed[place][key]:
             chosen[name] = value
-            config = space.config_type(**chosen)
-            if any(rule.margin(config, target) > 0 for rule in due[place]):
-                continue
-            if place + 1 < len(due):
-                yield from choose(place + 1)
-            else:
-                yield config
+            choose(place + 1)
 
-    return choose(0)
+    choose(0)
+    return found
 
 
 def default_config(target: Target) -> Config:

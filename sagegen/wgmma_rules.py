@@ -76,32 +76,44 @@ def _plain_scores(config: WgmmaConfig, _: Target) -> float:
     return (prepared and config.bounds_steps) + (prepared and config.q_quantizer == "prologue")
 
 
+#: Of rules that no parameter decides: judged with the first one that is chosen.
+_ANY = ("consumers",)
+
 WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
-    Rule("arch", "wgmma is an instruction of sm_90a alone", lambda _, t: abs(t.gpu.compute_capability - 90)),
+    Rule("arch", "wgmma is an instruction of sm_90a alone", lambda _, t: abs(t.gpu.compute_capability - 90),
+         reads=_ANY),
     Rule("toolkit", "bulk copies into a block's own shared memory came with PTX 8.6, nvcc 12.8",
-         lambda _, t: 0 if t.toolkit >= (12, 8) else 1),
-    Rule("spans", "scale spans divide a tile; the packed exponent has one step, hence one span, for a tile", _spans),
-    Rule("two_level", "a tile's own P V leaves room for two consumers and tiles of 128 keys at most", _two_level),
-    Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap),
-    Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed),
-    Rule("smooth_q", SMOOTH_Q, smooth_q_margin),
-    Rule("balance", BALANCE, balance_margin),
+         lambda _, t: 0 if t.toolkit >= (12, 8) else 1, reads=_ANY),
+    Rule("spans", "scale spans divide a tile; the packed exponent has one step, hence one span, for a tile", _spans,
+         reads=("block_k", "k_span", "exponent")),
+    Rule("two_level", "a tile's own P V leaves room for two consumers and tiles of 128 keys at most", _two_level,
+         reads=("consumers", "block_k", "accumulation")),
+    Rule("overlap", "two products at once: two consumers, and O is rescaled and summed in place", _overlap,
+         reads=("consumers", "schedule", "accumulation", "rescale", "row_sum")),
+    Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed, reads=("row_sum", "exponent")),
+    Rule("smooth_q", SMOOTH_Q, smooth_q_margin, reads=("consumers", "mean_span", "delta")),
+    Rule("balance", BALANCE, balance_margin, reads=("mean_span", "balance")),
     Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
-         "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores),
-    Rule("e4m3_operands", E4M3_OPERANDS, e4m3_operands_margin),
+         "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores,
+         reads=("exponent", "q_quantizer", "mean_span", "rotate")),
+    Rule("e4m3_operands", E4M3_OPERANDS, e4m3_operands_margin, reads=("qk",)),
     Rule("e4m3_exponent", "a packed exponent reads the upper half of an integer score's bits; sums of e4m3 are floats",
-         lambda c, _: 1 if c.has_float_scores and c.bounds_steps else 0),
-    Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent),
+         lambda c, _: 1 if c.has_float_scores and c.bounds_steps else 0, reads=("exponent", "qk")),
+    Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent,
+         reads=("exponent",)),
     Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
-         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block),
-    Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers),
+         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block,
+         reads=("consumers", "block_k", "stages", "accumulation", "k_span", "row_sum", "q_quantizer", "mean_span",
+                "delta")),
+    Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers,
+         reads=("consumers", "block_k", "schedule", "accumulation", "row_sum", "q_quantizer")),
 )  # fmt: skip
 
 
 WGMMA_SEARCH_RULES: tuple[Rule[WgmmaConfig], ...] = (
-    Rule("searched", SEARCHED, searched_margin),
-    Rule("searched_balance", SEARCHED_BALANCE, searched_balance_margin),
-    Rule("e4m3_scores", E4M3_SCORES, e4m3_scores_margin),
+    Rule("searched", SEARCHED, searched_margin, reads=("consumers", "mean_span", "rotate")),
+    Rule("searched_balance", SEARCHED_BALANCE, searched_balance_margin, reads=("balance",)),
+    Rule("e4m3_scores", E4M3_SCORES, e4m3_scores_margin, reads=("qk",)),
 )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import settings
 
 from sagegen.emulator.compiler import find_compiler
@@ -35,17 +38,58 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder of this run, the same in every process that its tests are spread over."""
+    base = tmp_path_factory.getbasetemp()
+    is_spread = hasattr(request.config, "workerinput")  # of pytest-xdist: a folder each, in the run's
+    folder = (base.parent if is_spread else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session", autouse=True)
-def private_settings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Every SAGEGEN_* variable unset, cache and registries in a folder of this run; yields that folder."""
+def private_settings(tmp_path_factory: pytest.TempPathFactory, shared_folder: Path) -> Iterator[Path]:
+    """Every SAGEGEN_* variable unset, cache and registries in folders of this run; yields that of the registries.
+
+    The cache is one for all processes, so that none compiles what another has: the stores in it are made for that.
+    """
     folder = tmp_path_factory.mktemp("sagegen")
     with pytest.MonkeyPatch.context() as patch:
         for variable in VARIABLES:
             if variable.name != "SAGEGEN_NVCC":
                 patch.delenv(variable.name, raising=False)
-        patch.setenv("SAGEGEN_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("SAGEGEN_CACHE_DIR", str(shared_folder / "cache"))
         patch.setenv("SAGEGEN_TUNED_DIR", str(folder / "tuned"))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def one_torch_thread() -> Iterator[None]:
+    """Torch's threads wait for one another in loops: many times the time of small tensors, and the cores of others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist, which need not be there
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hands out whole groups of tests. Its own `loadgroup` groups nothing with pytest 9.2 (pytest-xdist #1386)."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class GroupScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """An emulated kernel, whose library is then loaded in one process; all tests on a card; else a file."""
+    if kernel := re.search(r"\[(\w+-\w+-(?:mma|wgmma)_\w+)", nodeid):
+        return kernel[1]
+    return "tests/gpu" if nodeid.startswith("tests/gpu/") else nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -18,9 +18,9 @@ from sagegen.store import Store
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Sequence[Source]], list[Built]]:
-    """Builds sources for an architecture, each once in a run."""
-    store = Store(tmp_path_factory.mktemp("store"))
+def build(shared_folder: Path) -> Callable[[str, Sequence[Source]], list[Built]]:
+    """Builds sources for an architecture, each once in a run, whichever process asks first."""
+    store = Store(shared_folder / "store")
 
     def build_all(arch: str, sources: Sequence[Source]) -> list[Built]:
         results = build_batch(sources, arch, store, find_toolkit(read_env()))

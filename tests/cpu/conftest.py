@@ -97,3 +97,8 @@ def make_nvcc(tmp_path: Path) -> Callable[..., StandIn]:
 @pytest.fixture
 def nvcc(make_nvcc: Callable[..., StandIn]) -> StandIn:
     return make_nvcc()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def calm_torch(one_torch_thread: None) -> None:
+    """Most tensors here are small."""

@@ -209,8 +209,8 @@ def test_the_compilers_first_error_is_told(gxx: StandIn, store: Store) -> None:
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children(gxx: StandIn, store: Store) -> None:
-    with pytest.raises(BuildError, match=r"took more than 0\.5 s"):
-        build_library(source_of("SLEEP"), store, gxx.find(), timeout_s=0.5)
+    with pytest.raises(BuildError, match="took more than 2 s"):
+        build_library(source_of("SLEEP"), store, gxx.find(), timeout_s=2)
     child = int(gxx.child_file.read_text())
     for _ in range(50):
         if not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes():

@@ -13,6 +13,8 @@ from sagegen.gpu import GPUS, find_gpu
 from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config
 from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Problem
 from sagegen.rules import (
+    RULES,
+    SEARCH_RULES,
     Rule,
     Target,
     all_searched_configs,
@@ -323,3 +325,19 @@ def test_the_default_of_hopper_is_wgmma_unless_the_toolkit_is_too_old() -> None:
 def test_a_wgmma_config_is_as_valid_causal_as_not_and_in_either_dtype(config: WgmmaConfig, problem: Problem) -> None:
     other = replace(H200, problem=replace(problem, dtype="fp16", is_causal=not problem.is_causal))
     assert broken(config, replace(H200, problem=problem)) == broken(config, other)
+
+
+# --- what rules read
+
+
+@given(st.data())
+@settings(max_examples=300)
+@pytest.mark.parametrize("family", RULES)
+def test_a_rule_depends_on_the_parameters_that_it_reads_alone(family: str, data: st.DataObject) -> None:
+    """A space is pruned by a rule before the others are chosen."""
+    target = data.draw(targets)
+    config, other = (data.draw({"mma": configs, "wgmma": wgmma_configs}[family]) for _ in range(2))
+    for rule in RULES[family] + SEARCH_RULES[family]:
+        assert rule.reads, rule.name
+        mixed = replace(other, **{name: getattr(config, name) for name in rule.reads})
+        assert (rule.margin(mixed, target) > 0) == (rule.margin(config, target) > 0), rule.name

@@ -219,14 +219,17 @@ def test_searching_beats_guessing_on_a_recorded_landscape() -> None:
 # --- two families
 
 HOPPER = Target(find_gpu("h200"), Problem(128, "bf16", False))
-WGMMA = searched_configs(FAMILIES["wgmma"], HOPPER)
-MMA = searched_configs(FAMILIES["mma"], HOPPER)[::70]
-BOTH = [*MMA, *WGMMA]
 
 
-def search_hopper(sampler: Sampler, us: dict[str, float], trials: int = 40) -> list[Config]:
+@pytest.fixture(scope="module")
+def both() -> list[Config]:
+    """What tuning may try on Hopper, of `mma` a few; seconds, which only these tests should take."""
+    return [*searched_configs(FAMILIES["mma"], HOPPER)[::70], *searched_configs(FAMILIES["wgmma"], HOPPER)]
+
+
+def search_hopper(configs: list[Config], sampler: Sampler, us: dict[str, float], trials: int = 40) -> list[Config]:
     """The configs tried where a family's configs all take the same time."""
-    search, asked = Searcher(HOPPER, BOTH, first=[default_config(HOPPER)], sampler=sampler), []
+    search, asked = Searcher(HOPPER, configs, first=[default_config(HOPPER)], sampler=sampler), []
     for trial in range(trials):
         for config in search.ask(1, trial / trials):
             asked.append(config)
@@ -239,26 +242,27 @@ def search_hopper(sampler: Sampler, us: dict[str, float], trials: int = 40) -> l
     ("us", "better"), [({"mma": 200.0, "wgmma": 100.0}, "wgmma"), ({"mma": 100.0, "wgmma": 200.0}, "mma")]
 )
 def test_the_better_family_gets_most_trials_and_the_other_some(
-    sampler: Sampler, us: dict[str, float], better: str
+    both: list[Config], sampler: Sampler, us: dict[str, float], better: str
 ) -> None:
-    asked = search_hopper(sampler, us)
+    asked = search_hopper(both, sampler, us)
     assert len(set(asked)) == 40
-    assert set(asked) <= set(BOTH)
+    assert set(asked) <= set(both)
     assert 24 <= [config.family for config in asked].count(better) <= 38
 
 
-def test_all_of_both_families_are_tried_in_the_end() -> None:
-    configs = [*MMA[:9], *WGMMA[:4]]
+def test_all_of_both_families_are_tried_in_the_end(both: list[Config]) -> None:
+    first_wgmma = [config.family for config in both].index("wgmma")
+    configs = [*both[:9], *both[first_wgmma : first_wgmma + 4]]
     search = Searcher(HOPPER, configs)
     asked = search.ask(100)
     assert sorted(c.name for c in asked) == sorted(c.name for c in configs)
 
 
-def test_the_models_favourites_on_hopper_are_wgmma_and_elsewhere_there_is_none() -> None:
-    assert {config.family for config in promising_configs(BOTH, HOPPER, SHAPES, 6)} == {"wgmma"}
+def test_the_models_favourites_on_hopper_are_wgmma_and_elsewhere_there_is_none(both: list[Config]) -> None:
+    assert {config.family for config in promising_configs(both, HOPPER, SHAPES, 6)} == {"wgmma"}
     assert not searched_configs(FAMILIES["wgmma"], TARGET)
 
 
-def test_families_are_infinitely_far_apart() -> None:
-    assert distance(MMA[0], MMA[1]) > 0
-    assert distance(MMA[0], WGMMA[0]) == math.inf
+def test_families_are_infinitely_far_apart(both: list[Config]) -> None:
+    assert distance(both[0], both[1]) > 0
+    assert distance(both[0], both[-1]) == math.inf

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
-import torch
 
 from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
 from sagegen.gpu import find_gpu
 from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Problem
 from sagegen.reference import fp8_accumulator
-from sagegen.rules import Target, broken_rules
-from sagegen.space import FAMILIES, config_values, make_config
+from sagegen.rules import RULES, Target
+from sagegen.space import FAMILIES, config_values
 
 #: FP8 products have an FP22 accumulator on the first, FP32 on the second. A family that neither runs needs a third.
 GPUS = ("l20", "h200")
@@ -64,7 +63,7 @@ class Variant:
 
 def draw_variant(space, rng):
     problem = Problem(rng.choice(HEAD_DIMS), rng.choice(DTYPES), rng.choice((False, True)), rng.choice(PRECISIONS))
-    config = make_config(space.config_type, {p.name: draw_value(p, rng) for p in space.params})
+    config = space.config_type(*[draw_value(p, rng) for p in space.params])
     return Variant(rng.choice(GPUS), problem, config)
 
 
@@ -72,6 +71,12 @@ def draw_value(param, rng):
     """Of a long list the neutral value half of the time, since the others go with few values of other parameters."""
     is_long = param.neutral is not None and len(param.values) > 2
     return rng.choice((param.neutral, rng.choice(param.values)) if is_long else param.values)
+
+
+def is_valid(variant):
+    """As `broken_rules` says, but no rule is asked after one that refuses: most draws are refused."""
+    target = Target(variant.gpu, variant.problem)
+    return all(rule.margin(variant.config, target) <= 0 for rule in RULES[variant.config.family])
 
 
 def wanted_of(traits):
@@ -86,7 +91,7 @@ def pick_variants(space):
     pool = {}
     for _ in range(_MOST_DRAWS):
         variant = draw_variant(space, rng)
-        if not broken_rules(variant.config, Target(variant.gpu, variant.problem)):
+        if is_valid(variant):
             pool[variant] = wanted_of(variant.traits)
         if len(pool) == _POOL:
             break
@@ -122,10 +127,12 @@ def variants():
 
 @pytest.fixture(scope="session")
 def programs(request):
-    """Programs by variant; those of the tests that were selected are compiled two at a time."""
+    """Programs by variant; in a single process those of the tests that were selected are compiled two at a time."""
+    found = Programs()
+    if hasattr(request.config, "workerinput"):  # of pytest-xdist: the other cores have other tests
+        return found
     callspecs = (getattr(item, "callspec", None) for item in request.session.items)
     wanted = {spec.params["variant"] for spec in callspecs if spec and "variant" in spec.params}
-    found = Programs()
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(found.__missing__, wanted))
     return found
@@ -137,9 +144,5 @@ def program(programs, variant):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_torch_thread():
-    """Torch's threads wait for one another in loops, which takes the cores from the emulator's."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def calm_torch(one_torch_thread):
+    """The cores are the emulator's."""
