@@ -7,11 +7,9 @@ import math
 import torch
 
 from sagegen.operands import Operands, TileSums, multiply_qk
-from sagegen.quantizing import Accumulator, add_products, round_e4m3
+from sagegen.quantizing import MAGIC, Accumulator, add_products, round_e4m3, round_up_fp32
 from sagegen.space import MmaConfig
 
-#: What the accumulators of `magic` start at, read as floats: 1.5 * 2^23.
-_MAGIC = 12582912.0
 #: From here on a step of FP32 is so large that a weight at a row's maximum could round to more than the unit.
 _COARSE = 2.0**20
 #: What rounding to FP32 is off by at most, of a number.
@@ -50,8 +48,8 @@ def _floor_of(anchor: torch.Tensor, log2_unit: float, config: MmaConfig) -> torc
     exact = anchor.double() - log2_unit
     if not config.sums_in_fp16:
         return exact.float()
-    bound = _round_up(anchor.double() + anchor.double().abs() * _HALF_STEP)
-    return torch.where(anchor.abs() < _COARSE, exact.float(), _round_up(bound - log2_unit).float())
+    bound = round_up_fp32(anchor.double() + anchor.double().abs() * _HALF_STEP)
+    return torch.where(anchor.abs() < _COARSE, exact.float(), round_up_fp32(bound - log2_unit).float())
 
 
 def _weights(products: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, config: MmaConfig) -> torch.Tensor:
@@ -62,16 +60,9 @@ def _weights(products: torch.Tensor, factor: torch.Tensor, floor: torch.Tensor, 
     """
     shift = floor.double()
     if config.conversion == "magic":
-        bias = _MAGIC * factor.double()
-        shift = _round_up(bias + shift) - bias
+        bias = MAGIC * factor.double()
+        shift = round_up_fp32(bias + shift) - bias
     return (products.double() * factor - shift).float().exp2()
-
-
-def _round_up(x: torch.Tensor) -> torch.Tensor:
-    """To FP32, towards plus infinity; float64."""
-    nearest = x.float()
-    above = torch.nextafter(nearest, torch.full_like(nearest, math.inf))
-    return torch.where(nearest.double() < x, above, nearest).double()
 
 
 def _accumulate(

@@ -70,6 +70,7 @@ class MmaConfig:
     params: ClassVar[tuple[Param, ...]] = MMA_PARAMS
     bounds_steps: ClassVar[bool] = False
     measured_tensors: ClassVar[int] = 1
+    folds_delta: ClassVar[bool] = False  # into the integer sums, as `WgmmaConfig` has it
     is_persistent: ClassVar[bool] = False
     row_sum: ClassVar[str] = "fadd"
     launch: ClassVar[str] = "serial"

@@ -101,7 +101,7 @@ def make_operands(
     gamma_q, gamma_k, delta = q.float(), centred, None
     if config.smooths_q:
         smoothed = smooth_queries(q, config)
-        gamma_q, delta = smoothed.gamma, _make_delta(smoothed.means, q.shape[2], k, mean, config, scale)
+        gamma_q, delta = smoothed.gamma, _make_delta(smoothed.means, q.shape[2], k, mean, config, scale, problem)
     if config.balances:
         factors = balance_factors(gamma_q, k, mean, config)
         gamma_q, gamma_k = gamma_q * factors.repeat_interleave(group, 1), gamma_k * (1 / factors)
@@ -146,13 +146,24 @@ def multiply_qk(operands: Operands, keys: slice, config: Config, accumulator: Ac
 
 
 def _make_delta(
-    means: torch.Tensor, q_len: int, k: torch.Tensor, k_mean: torch.Tensor, config: Config, scale: float
+    means: torch.Tensor,
+    q_len: int,
+    k: torch.Tensor,
+    k_mean: torch.Tensor,
+    config: Config,
+    scale: float,
+    problem: Problem,
 ) -> DeltaS:
     """Delta S of a call. `means`: of Q's spans, [batch, heads_q, spans, dim]."""
     batch, heads_q, spans, head_dim = means.shape
     group = heads_q // k.shape[1]
     grouped = means.reshape(batch, k.shape[1], group * spans, head_dim)
     own = torch.arange(q_len, device=means.device) // config.mean_span
+    seen = torch.full((spans,), k.shape[2], device=means.device)
+    if problem.is_causal:
+        tile = torch.arange(spans, device=means.device) * config.mean_span // config.block_q
+        last_key = (tile + 1) * config.block_q - 1 + k.shape[2] - q_len
+        seen = (last_key // config.block_k + 1) * config.block_k
     return DeltaS(
         means=grouped,
         span=torch.cat([own + head * spans for head in range(group)]),
@@ -160,6 +171,7 @@ def _make_delta(
         centre=mean_products(grouped, k_mean),
         factor=torch.tensor(scale, dtype=torch.float32, device=k.device) * LOG2_E,
         is_half=config.delta == "f16",
+        seen=seen.repeat(group)[:, None],
     )
 
 

@@ -147,6 +147,7 @@ def make_plan(
     sizes = _region_sizes(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
     if config.smooths_q:
         sizes |= _smooth_q_sizes(problem, layout, q_heads, kv_heads, q_tiles, k_tiles)
+        sizes["delta_scales_offset"] *= 1 + config.folds_delta  # and the largest of each span
     ranges: dict[str, int] = {}
     if config.balances:
         range_spans = spans_of_range(means, group)

@@ -5,6 +5,7 @@ Sources: SageAttention2 (arXiv 2411.10958) for the groups of the scales and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -22,6 +23,8 @@ INT8_MAX = 127.0
 #: Largest value of Q and K that a scale maps to.
 QK_MAX: Mapping[Precision, float] = {"int8": INT8_MAX, "int4": 7.0}
 E4M3_MAX = 448.0
+#: 1.5 * 2^23, a float that whole numbers can be added to as integers: what integer sums start at to be read as floats.
+MAGIC = 12582912.0
 #: Keys of one FP8 matrix instruction (m16n8k32, m64nNk32): the accumulator is cut after each.
 MMA_KEYS = 32
 #: Mantissa bits of the FP8 tensor core's accumulator.
@@ -120,6 +123,13 @@ def quantize_values(v: torch.Tensor, config: Config) -> tuple[torch.Tensor, torc
     if config.smooths_v and config.family == "wgmma":
         mean = mean - rounded.mean(2, keepdim=True) * scales
     return rounded, scales, mean
+
+
+def round_up_fp32(x: torch.Tensor) -> torch.Tensor:
+    """To FP32, towards plus infinity; float64."""
+    nearest = x.float()
+    above = torch.nextafter(nearest, torch.full_like(nearest, math.inf))
+    return torch.where(nearest.double() < x, above, nearest).double()
 
 
 def round_e4m3(x: torch.Tensor) -> torch.Tensor:

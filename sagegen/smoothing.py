@@ -136,6 +136,7 @@ class DeltaS:
         centre: the means' products with K's mean, [batch, heads_kv, spans, 1].
         factor: softmax scale in log2 units, float32 [].
         is_half: kept in fp16 with a scale per span, a power of two.
+        seen: keys of the tiles that some row of a span's query tile sees, int64 [spans, 1].
     """
 
     means: torch.Tensor
@@ -144,9 +145,24 @@ class DeltaS:
     centre: torch.Tensor
     factor: torch.Tensor
     is_half: bool
+    seen: torch.Tensor
 
     def of(self, keys: slice) -> torch.Tensor:
-        """Of some keys, in log2 units, float32 [batch, heads_kv, rows, keys].
+        """Of some keys, in log2 units, float32 [batch, heads_kv, rows, keys]."""
+        delta = self._of_spans(keys)
+        if self.is_half:
+            unit = torch.ldexp(torch.ones_like(delta), torch.frexp(delta).exponent - _HALF_BITS)
+            delta = (delta / unit).round() * unit
+        return delta[:, :, self.span]
+
+    def largest(self) -> torch.Tensor:
+        """Largest size that a row's span has with keys that count, float32 [batch, heads_kv, rows, 1]."""
+        sizes = self._of_spans(slice(None)).abs()
+        hidden = torch.arange(sizes.shape[-1], device=sizes.device) >= self.seen
+        return sizes.masked_fill_(hidden, 0).amax(-1, keepdim=True)[:, :, self.span]
+
+    def _of_spans(self, keys: slice) -> torch.Tensor:
+        """Before it is stored, float32 [batch, heads_kv, spans, keys].
 
         Summed as a chain of matrix instructions does, since a last bit can decide how fp16 rounds.
         """
@@ -155,11 +171,7 @@ class DeltaS:
             torch.split(self.means, _STEP, -1), torch.split(self.keys[:, :, keys], _STEP, -1), strict=True
         ):
             total = (total.double() + means.double() @ own.double().transpose(-1, -2)).float()
-        delta = (total - self.centre) * self.factor
-        if self.is_half:
-            unit = torch.ldexp(torch.ones_like(delta), torch.frexp(delta).exponent - _HALF_BITS)
-            delta = (delta / unit).round() * unit
-        return delta[:, :, self.span]
+        return (total - self.centre) * self.factor
 
 
 def mean_products(means: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 import torch
 
 from sagegen.operands import MIN_STEP, STEP_UNITS, Operands, TileSums, multiply_qk
-from sagegen.quantizing import E4M3_MAX, INT8_MAX, Accumulator, add_products, round_e4m3
+from sagegen.quantizing import E4M3_MAX, INT8_MAX, MAGIC, Accumulator, add_products, round_e4m3, round_up_fp32
 from sagegen.space import WgmmaConfig
 
 #: Row maximum before any key, and an integer score below every real one: what masked keys count as. A masked float
 #: score is -inf, for which the row maximum before any key stands here: -inf times a factor of 0 would be NaN.
 _FLOOR = -1e30
 _MASKED_SCORE = -float(1 << 24)
-#: Rows that choose between the packed exponent and the exact one together: those of a consumer warpgroup.
+#: Rows that choose together, between exponents and between ways to add delta S: those of a consumer warpgroup.
 _VOTING_ROWS = 64
+#: What is folded into integer scores: less than so many of their units, which are at most so large in log2 units.
+_FOLD_LIMIT = 2.0**21
+_MAX_FOLDED_FACTOR = 0.25
+_TINY_FACTOR = 1e-30
 #: Largest step of the packed exponent; the least is MIN_STEP.
 _MAX_STEP = 0.75
 #: log2 of what P is at a row's maximum: E4M3's end, and what the packed exponent may round up to without leaving it.
@@ -51,10 +55,15 @@ def sum_wgmma_tiles(operands: Operands, config: WgmmaConfig, accumulator: Accumu
     unmasked_tiles = _unmasked_tiles(operands, config)
     exact_total = torch.zeros_like(total)
     fits = _steps_fit(operands) if config.bounds_steps and not operands.want_lse else None
+    is_folded = _delta_fits(operands) if config.folds_delta else None
     for index, start in enumerate(range(0, operands.kv_len, config.block_k)):
         keys = slice(start, min(start + config.block_k, operands.kv_len))
         tile = _make_tile(operands, keys, config, accumulator)
         grown, weights, p = _exact_softmax(tile, peak, top)
+        if is_folded is not None and is_folded.any():
+            folded = _folded_softmax(tile, operands.q_scale, peak, top)
+            exact = grown, weights, p
+            grown, weights, p = (torch.where(is_folded, a, b) for a, b in zip(folded, exact, strict=True))
         if fits is not None and (fast := fits & (index < unmasked_tiles)).any():
             fast_peak, fast_p = _fast_softmax(tile, operands.q_scale, peak, config)
             grown, p = torch.where(fast, fast_peak, grown), torch.where(fast, fast_p, p)
@@ -92,7 +101,21 @@ def _steps_fit(operands: Operands) -> torch.Tensor:
     """Whether the packed exponent holds for all rows that vote with a row, [batch, heads_kv, rows, 1]."""
     # a key's scale is at most the head's peak over 127
     largest = operands.q_scale * (STEP_UNITS / INT8_MAX * operands.k_peak)
-    fits = (largest >= MIN_STEP) & (largest <= _MAX_STEP)
+    return _agree((largest >= MIN_STEP) & (largest <= _MAX_STEP), operands)
+
+
+def _delta_fits(operands: Operands) -> torch.Tensor:
+    """Whether integer scores start at delta S in all rows that vote with a row, [batch, heads_kv, rows, 1]."""
+    assert operands.delta is not None
+    is_zero = (operands.q8 == 0).all(-1, keepdim=True)
+    inverse = torch.where(is_zero, math.inf, 1 / operands.q_scale)
+    reach = operands.delta.largest() * inverse * (1 / operands.k_scale).amax(2, keepdim=True)
+    factor = operands.q_scale * operands.k_scale.amax(2, keepdim=True)
+    return _agree((reach < _FOLD_LIMIT) & (factor <= _MAX_FOLDED_FACTOR), operands)
+
+
+def _agree(fits: torch.Tensor, operands: Operands) -> torch.Tensor:
+    """Whether all rows that vote with a row say so; both [batch, heads_kv, rows, 1]."""
     groups = -(-operands.q_len // _VOTING_ROWS)
     votes = fits.new_ones(*fits.shape[:2], fits.shape[2] // operands.q_len, groups * _VOTING_ROWS)
     votes[..., : operands.q_len] = fits.view(*votes.shape[:3], operands.q_len)
@@ -122,6 +145,22 @@ def _exact_softmax(tile: _Tile, peak: torch.Tensor, top: float) -> tuple[torch.T
     offset = (grown - top).double()
     # one FMA, rounded once
     weights = (tile.products.double() * tile.factor - offset).float().exp2().masked_fill_(tile.hidden, 0)
+    return grown, weights, round_e4m3(weights)
+
+
+def _folded_softmax(
+    tile: _Tile, q_scale: torch.Tensor, peak: torch.Tensor, top: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `_exact_softmax`, of integer sums that started at MAGIC plus delta S in whole units."""
+    assert tile.delta is not None
+    factor = tile.factor.clamp_min(_TINY_FACTOR)
+    unit = (1 / q_scale) * (1 / tile.k_scale)
+    scores = tile.products + (tile.delta.double() * unit).round().float()
+    scores = scores.masked_fill_(tile.hidden, -math.inf)
+    grown = torch.maximum(peak, (scores * factor).amax(-1, keepdim=True))
+    # one number is subtracted for MAGIC and the maximum, rounded up
+    offset = round_up_fp32(MAGIC * factor.double() + (grown - top))
+    weights = ((MAGIC + scores.double()) * factor - offset).float().exp2()
     return grown, weights, round_e4m3(weights)
 
 

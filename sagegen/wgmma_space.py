@@ -152,6 +152,11 @@ class WgmmaConfig:
         return self.qk == "e4m3"
 
     @property
+    def folds_delta(self) -> bool:
+        """Integer sums of Q K^T start at delta S in whole numbers where it fits; float ones get it afterwards."""
+        return self.smooths_q and not self.has_float_scores
+
+    @property
     def smooths_v(self) -> bool:
         """V's channel means are subtracted before it is quantized and added to the output."""
         return self.accumulation == "one"

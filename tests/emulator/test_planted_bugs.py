@@ -62,7 +62,7 @@ BUGS = [
         (("        device::mbarrier_wait(&barriers.delta_full[stage.index], stage.parity);\n", ""),),
         "in_flight",
         "const uint4 words = chunks[4 * chunk];",
-        WGMMA_SMOOTH_Q,
+        WGMMA_SMOOTH_Q + "_qke4m3",
     ),
     Bug(
         "delta_announced_before_the_last_one_was_read",
@@ -79,6 +79,20 @@ BUGS = [
         ),
         "bad_barrier",
         "mbarrier_arrive_expect_tx(delta_full, DELTA_BYTES)",
+        WGMMA_SMOOTH_Q + "_qke4m3",
+    ),
+    Bug(
+        "folded_delta_not_awaited",
+        (("K_RECORD_BYTES + DELTA_BYTES);", "K_RECORD_BYTES);"),),
+        "bad_barrier",
+        "DELTA_BYTES, k_full",
+        WGMMA_SMOOTH_Q,
+    ),
+    Bug(
+        "offset_without_the_bias",
+        (("device::fma_up(MAGIC, factor[span]", "device::fma_up(MAGIC - 64.0f, factor[span]"),),
+        "wrong_result",
+        "out_row",
         WGMMA_SMOOTH_Q,
     ),
     # balance
