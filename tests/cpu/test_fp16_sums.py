@@ -9,8 +9,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import sagegen.mma_numerics
 from sagegen.gpu import find_gpu
@@ -138,16 +136,29 @@ def test_no_weight_exceeds_its_scale_however_large_the_logits(conversion: str, m
         assert not run(config, q, k, v, scale=1e7).isfinite().all()
 
 
-@pytest.mark.parametrize("p_max", VALUES["p_max"])
-@given(largest=st.floats(-(2.0**26), 2.0**26))
-def test_the_weight_of_the_largest_score_rounds_to_the_scale_or_less(p_max: int, largest: float) -> None:
-    """FP64 has the score before FP32 rounded it, and E4M3 rounds the weight that the kernel's exponent gives."""
-    anchor = torch.tensor(largest, dtype=torch.float64).float()
+def largest_weights(p_max: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row maxima as FP32 has them, both signs of 2^12 to 2^26, and the largest weight over p_max that each can have.
+
+    FP64 has the score before FP32 rounded it, half a step above the maximum at most.
+    """
+    bits = torch.arange(0x45800000, 0x4C800000, 997, dtype=torch.int64).to(torch.int32)
+    anchor = torch.cat([bits.view(torch.float32), -bits.view(torch.float32)])
+    step = (torch.nextafter(anchor.abs(), torch.tensor(math.inf)) - anchor.abs()).double()
     floor = sagegen.mma_numerics._floor_of(anchor, float(torch.tensor(math.log2(p_max))), BASE)
-    weight = 2.0 ** (largest - float(floor))
-    assert float(torch.tensor(weight).to(torch.float8_e4m3fn)) <= p_max
-    if abs(largest) < 2**18:  # where a step is at most 1/64, nothing is lost either
-        assert float(torch.tensor(weight).to(torch.float8_e4m3fn)) == p_max
+    return anchor, (anchor.double() + step / 2 - floor.double() - math.log2(p_max)).exp2()
+
+
+@pytest.mark.parametrize("p_max", VALUES["p_max"])
+def test_the_weight_of_the_largest_score_rounds_to_the_scale_or_less(
+    p_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E4M3 has 7 * 2^n and 7.5 or 8 * 2^n around every p_max: what is less than 1 / 28 above it rounds to it."""
+    anchor, weight = largest_weights(p_max)
+    assert float(weight.max()) < 1 + 1 / 28
+    near = anchor.abs() < 2**18  # a step is at most 1/64 there, and nothing is lost either
+    assert float(weight[near].min()) > 1 - 1 / 28
+    monkeypatch.setattr(sagegen.mma_numerics, "_COARSE", 2.0**22)
+    assert float(largest_weights(p_max)[1].max()) > 1 + 1 / 28  # the nearest number does not do everywhere
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
