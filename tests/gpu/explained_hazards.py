@@ -36,6 +36,13 @@ EXPLAINED = (
         ("k_scale[span] = scales[K_GROUPS * span", '"r"(shared_address(barrier))'),
         "k_free: a K stage is copied to again when all consumer warps have arrived, each after it read its scales",
     ),
+    *(
+        Explanation(
+            (line, '"r"(shared_address(barrier))'),
+            "k_free: delta S lies in a K stage and is copied again with it; v_free where products are FP8",
+        )
+        for line in ("const uint4 words = chunks[4 * chunk]", "const float start = device::fma(delta[")
+    ),
     Explanation(
         ("make_work(p, device::uniform(barriers.work[slot]))", "barriers.work[slot] = index"),
         "work_free: a slot gets another work when all consumer warps have arrived, each after it last read the slot",
