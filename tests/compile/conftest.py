@@ -37,16 +37,25 @@ def sass() -> Callable[[Built, str], str]:
     return disassemble
 
 
+@pytest.fixture(scope="session")
+def sass_of_file() -> Callable[[Path], dict[str, str]]:
+    """Disassembles all kernels of a cubin, by name."""
+    return list_kernels
+
+
 def disassemble(built: Built, role: str) -> str:
+    return list_kernels(built.cubin)[f"{role}_{built.name}"]
+
+
+def list_kernels(cubin: Path) -> dict[str, str]:
     listing = subprocess.run(
-        [find_tool("cuobjdump"), "-sass", str(built.cubin)],
+        [find_tool("cuobjdump"), "-sass", str(cubin)],
         capture_output=True,
         text=True,
         check=True,
         env=dict.fromkeys(("NVDISASM_PATH", "PATH"), str(Path(find_tool("nvdisasm")).parent)),
     ).stdout
-    functions = dict(re.findall(r"Function : (\w+)\n(.*?)(?=\n\s*Function :|\Z)", listing, re.S))
-    return functions[f"{role}_{built.name}"]
+    return dict(re.findall(r"Function : (\w+)\n(.*?)(?=\n\s*Function :|\Z)", listing, re.S))
 
 
 def find_tool(name: str) -> str:
