@@ -70,8 +70,19 @@ def parse_fields(params: tuple[Param, ...], parts: list[str]) -> dict[str, Value
             found = f"field {left[0]!r} does not name" if left else "name ends before"
             raise UnknownNameError(f"config {found} a {param.name}", f"use one of {', '.join(by_text)}")
     if left:
-        raise UnknownNameError(
-            f"config field {left[0]!r} is out of place or one too many",
-            f"each may stand once, in this order: {', '.join(param.label for param in params)}",
-        )
+        raise _explain_field(params, left[0])
     return values
+
+
+def _explain_field(params: tuple[Param, ...], field: str) -> UnknownNameError:
+    """Why `field` could not be read where it stands."""
+    named = [param for param in params if param.label and field.startswith(param.label)]
+    spelled = [param.spell(value) for param in named[:1] for value in param.values]
+    if spelled and field not in spelled:
+        return UnknownNameError(
+            f"config field {field!r} does not name a {named[0].name}", f"use one of {', '.join(spelled)}"
+        )
+    labels = ", ".join(param.label for param in params)
+    return UnknownNameError(
+        f"config field {field!r} is out of place or one too many", f"each may stand once, in this order: {labels}"
+    )

@@ -71,6 +71,16 @@ def test_a_string_that_spells_no_config_is_refused(name: str) -> None:
         parse_config(name)
 
 
+def test_a_field_that_may_be_left_out_says_what_is_wrong_with_it():
+    name = "wgmma_c3_bk128_st3_scplain_acone_ks64_rsskip_suones_exmufu"
+    with pytest.raises(UnknownNameError, match="'ms100' does not name a mean_span; use one of ms0, ms64, ms128, ms192"):
+        parse_config(name + "_ms100")
+    with pytest.raises(UnknownNameError, match=r"'ms192' is out of place or one too many.* ms, ds, ro"):
+        parse_config(name + "_royes_ms192")
+    with pytest.raises(UnknownNameError, match="'royes' is out of place or one too many"):
+        parse_config(name + "_royes_royes")
+
+
 def test_a_wrong_field_is_named_with_its_choices() -> None:
     with pytest.raises(UnknownNameError, match=r"'bq96'.*block_q.*bq64, bq128"):
         parse_config(NAME.replace("bq128", "bq96"))
