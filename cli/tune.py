@@ -97,8 +97,8 @@ def command(
 
     With that GPU in the machine, candidates are measured: accuracy first, then speed, the best ones against each other
     and against torch SDPA. With no GPU at all they are compiled and ranked by a model of the GPU, winners pass the
-    accuracy gate in the emulator, and the entries say `predicted`. Ctrl+C keeps the best so far; the same command goes
-    on from the journal.
+    accuracy gate in the emulator, and the entries say `predicted`. Ctrl+C keeps the best so far; where it measured, the
+    same command goes on from the journal, elsewhere it compiles nothing twice.
 
     \b
     Example:
