@@ -4,8 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
-from sagegen.measuring.bench import WARM_UP_S, interleave, time_cold, time_host
+from sagegen.measuring import bench
+from sagegen.measuring.bench import WARM_UP_S, EventTimer, interleave, time_cold, time_host
 from sagegen.measuring.verdict import compare, summarize
 
 
@@ -33,6 +35,43 @@ def test_cold_times_come_after_a_warm_up():
     assert time_cold(lambda: launches.append(1), timer, 3) == [5, 7, 6]
     assert timer.asked == [f"sustained {WARM_UP_S}", "cold", "cold", "cold"]
     assert len(launches) == 4
+
+
+class SlowHost:
+    """A GPU that waits for as many cycles as it is told, and a host that needs `host_cycles` to queue a burst."""
+
+    def __init__(self, monkeypatch, host_cycles):
+        self.host_cycles, self.waits = host_cycles, []
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: type("", (), {"L2_cache_size": 0}))
+        monkeypatch.setattr(torch.cuda, "Event", lambda **_: self)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.waits.append)
+        monkeypatch.setattr(bench, "_LEAST_FLUSH_BYTES", 1)
+
+    def query(self):
+        return self.waits[-1] < self.host_cycles
+
+    def elapsed_time(self, _):
+        return 9.0 if self.query() else 3.0  # milliseconds of three launches
+
+    def record(self):
+        pass
+
+    synchronize = record
+
+
+def test_a_burst_is_repeated_behind_longer_waits_until_the_host_is_ahead(monkeypatch):
+    host = SlowHost(monkeypatch, 5_000_000)
+    launches = []
+    assert EventTimer(torch.device("cpu")).burst(lambda: launches.append(1), 0, 3) == 1000
+    assert host.waits == [400_000, 1_600_000, 6_400_000]
+    assert len(launches) == 9
+
+
+def test_a_burst_that_the_host_cannot_be_ahead_of_is_still_timed(monkeypatch):
+    host = SlowHost(monkeypatch, 1e12)
+    assert EventTimer(torch.device("cpu")).burst(lambda: None, 0, 3) == 3000
+    assert len(host.waits) == 4
 
 
 def test_summary_is_median_and_outer_fifths():
