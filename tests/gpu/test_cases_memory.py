@@ -123,11 +123,13 @@ def test_d2_side_stream_uses_the_new_q():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_d3_second_gpu_leaves_the_current_device():
-    q, k, v = (draw(1, 2904, 10, 128, seed=s, dtype=BF16).to("cuda:1") for s in range(3))
+    q, k, v = (draw(1, 29040, 10, 128, seed=s, dtype=BF16).to("cuda:1") for s in range(3))
     out = kernel(q, k, v, layout="NHD")
     assert torch.cuda.current_device() == 0
     assert out.device == q.device
-    assert_close(out, exact(q, k, v, layout="NHD", out_dtype=torch.float64))
+    assert "tensor(" in repr(out)
+    some = slice(None, None, 250)  # rows: scores of all in FP64 would take 67 GB
+    assert_close(out[:, some], exact(q[:, some], k, v, layout="NHD", out_dtype=torch.float64))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
