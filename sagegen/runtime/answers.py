@@ -119,6 +119,61 @@ class CopyAnswer:
         return self.inner.run(q, k, v, out)
 
 
+@dataclass(frozen=True, slots=True)
+class CopyOutAnswer:
+    """Runs `inner` into a tensor of its own and copies that into the caller's, whose strides no kernel can write."""
+
+    inner: KernelAnswer | CopyAnswer
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.inner.explanation
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        return _into(out, self.inner.run(q, k, v, None))
+
+
+@dataclass(frozen=True, slots=True)
+class PadAnswer:
+    """Gives every head zeros up to the width that `inner` has, which change no score, and takes them off its output."""
+
+    inner: KernelAnswer
+    width: int
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.inner.explanation
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        width = self.width
+        padded = self.inner.run(pad_channels(q, width), pad_channels(k, width), pad_channels(v, width), None)
+        wide, lse = padded if isinstance(padded, tuple) else (padded, None)
+        target = empty_output(q) if out is None else out
+        target.copy_(wide[..., : q.shape[-1]])
+        return target if lse is None else (target, lse)
+
+
+@dataclass(frozen=True, slots=True)
+class CastAnswer:
+    """Casts q and k to v's type, which the output has then, and runs `inner`."""
+
+    inner: Answer
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.inner.explanation
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        return self.inner.run(q.to(v.dtype), k.to(v.dtype), v, out)
+
+
+def pad_channels(x: torch.Tensor, width: int) -> torch.Tensor:
+    """`x` with zeros behind its channels, dense; torch's own pad may keep a layout whose channels lie apart."""
+    padded = x.new_zeros(*x.shape[:-1], width)
+    padded[..., : x.shape[-1]].copy_(x)
+    return padded
+
+
 def copy_inputs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

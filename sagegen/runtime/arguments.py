@@ -63,10 +63,13 @@ class Checked:
         shape: its lengths and counts; any may be zero.
         head_dim: channels per head.
         scale: of the scores.
-        problem: what a kernel would be asked, in INT8 unless INT4 is asked for; None when `obstacle` says why not.
+        problem: what a kernel would be asked, in INT8 unless INT4 is asked for; None when `obstacle` says why not. Its
+            head dim is the next that kernels have.
         obstacle: why no kernel can answer, None when one may.
         is_masked: an attn_mask or a window is given.
-        copies: names of the tensors whose strides no kernel can read; they are made contiguous.
+        cast: type that q and k are cast to, and that the output has; None where they have v's.
+        copies: names of the tensors whose strides no kernel can read; they are made contiguous. None where all are
+            padded, which copies them anyway.
     """
 
     shape: Shape
@@ -75,6 +78,7 @@ class Checked:
     problem: Problem | None
     obstacle: str | None
     is_masked: bool
+    cast: torch.dtype | None
     copies: tuple[str, ...]
 
     @property
@@ -82,6 +86,12 @@ class Checked:
         """Whether the answer is known without computing: no queries, or no keys to see."""
         shape = self.shape
         return 0 in (shape.batch, shape.heads_q, shape.q_len, shape.kv_len)
+
+    @property
+    def padded_width(self) -> int | None:
+        """Channels that kernels have, where a head has fewer and is padded with zeros; None where it is not."""
+        wider = self.problem is not None and self.problem.head_dim > self.head_dim
+        return self.problem.head_dim if self.problem is not None and wider else None
 
 
 def check_call(
@@ -104,20 +114,30 @@ def check_call(
     head_dim = q.shape[-1]
     if attn_mask is not None:
         _check_mask(attn_mask, q, shape)
-    obstacle = _obstacle(q, head_dim, options, attn_mask)
+    cast = cast_type(q, k, v)
+    dtype = cast or q.dtype
+    obstacle = _obstacle(dtype, head_dim, options, attn_mask)
+    is_padded = head_dim not in HEAD_DIMS
     return Checked(
         shape=shape,
         head_dim=head_dim,
         scale=float(options.scale) if options.scale is not None else head_dim**-0.5,
-        problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[q.dtype], options),
+        problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[dtype], options),
         obstacle=obstacle,
         is_masked=attn_mask is not None or options.window is not None,
-        copies=tuple(name for name, x in (("q", q), ("k", k), ("v", v)) if not is_readable(x)),
+        cast=cast,
+        copies=() if is_padded else tuple(name for name, x in zip("qkv", (q, k, v), strict=True) if not is_readable(x)),
     )
 
 
+def cast_type(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype | None:
+    """v's type where q and k are float32 beside a 16-bit v, as rotary embeddings in float32 leave them; else None."""
+    return v.dtype if q.dtype == k.dtype == torch.float32 and v.dtype in _KERNEL_DTYPES else None
+
+
 def _make_problem(head_dim: int, dtype: Dtype, options: Options) -> Problem:
-    return Problem(head_dim, dtype, options.is_causal, "int4" if options.precision == "int4" else "int8")
+    width = next(width for width in HEAD_DIMS if width >= head_dim)
+    return Problem(width, dtype, options.is_causal, "int4" if options.precision == "int4" else "int8")
 
 
 def check_backend(name: str, value: str | None) -> None:
@@ -141,19 +161,17 @@ def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
     ):
         if has != needs:
             raise ArgumentError(f"out: {what} is {has}, q's is {needs}", "make it with torch.empty_like(q)")
-    if not is_readable(out) or any(
-        size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)
-    ):
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise ArgumentError(
-            f"out: strides {out.stride()} must be 1 in the last dim and multiples of {_ALIGNED_ELEMENTS} before it",
-            "make it with torch.empty_like(q)",
+            f"out: strides {out.stride()} put elements in one place", "make it with torch.empty_like(q)"
         )
     if out.requires_grad and torch.is_grad_enabled():
         raise ArgumentError("out: requires a gradient, which writing into it would lose", "leave out= away")
 
 
 def is_readable(x: torch.Tensor) -> bool:
-    """Whether a kernel can read `x`'s strides: dim contiguous, the rest whole vectors apart; size-1 dims are free."""
+    """Whether kernels can read `x` by its strides, or write: dim contiguous, the rest whole vectors apart; size-1 dims
+    are free."""
     *outer, channel = zip(x.shape, x.stride(), strict=True)
     return (channel[0] <= 1 or channel[1] == 1) and all(
         size <= 1 or stride % _ALIGNED_ELEMENTS == 0 for size, stride in outer
@@ -220,7 +238,7 @@ def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
             raise ArgumentError(f"{name}: has {x.dim()} dimensions, not 4", _CONTIGUOUS)
         if x.dtype not in _KERNEL_DTYPES and x.dtype not in _OTHER_DTYPES:
             raise ArgumentError(f"{name}: dtype {x.dtype} is not supported", "use float16 or bfloat16")
-        if x.dtype != q.dtype:
+        if x.dtype != q.dtype and not (name == "v" and cast_type(q, k, v)):
             raise ArgumentError(f"{name}: dtype {x.dtype} is not q's {q.dtype}", f"cast it: {name}.to(q.dtype)")
         if x.device != q.device:
             raise ArgumentError(f"{name}: on {x.device}, but q is on {q.device}", f"move it: {name}.to(q.device)")
@@ -269,13 +287,13 @@ def _check_mask(mask: torch.Tensor, q: torch.Tensor, shape: Shape) -> None:
         )
 
 
-def _obstacle(q: torch.Tensor, head_dim: int, options: Options, attn_mask: torch.Tensor | None) -> str | None:
+def _obstacle(dtype: torch.dtype, head_dim: int, options: Options, attn_mask: torch.Tensor | None) -> str | None:
     """The first thing of a call that no kernel of this version does."""
     reasons = (
         (attn_mask is not None, "attn_mask has no kernel yet"),
         (options.window is not None, "window has no kernel yet"),
-        (q.dtype not in _KERNEL_DTYPES, f"{q.dtype} has no kernel (float16 and bfloat16 have)"),
-        (head_dim not in HEAD_DIMS, f"head_dim {head_dim} has no kernel ({' and '.join(map(str, HEAD_DIMS))} have)"),
+        (dtype not in _KERNEL_DTYPES, f"{dtype} has no kernel (float16 and bfloat16 have)"),
+        (head_dim > HEAD_DIMS[-1], f"head_dim {head_dim} has no kernel, {HEAD_DIMS[-1]} is the widest"),
         (options.smooth_k is False, "smooth_k=False has no kernel: all subtract the mean of K"),
     )
     return next((why for holds, why in reasons if holds), None)

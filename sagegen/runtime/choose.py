@@ -22,6 +22,9 @@ from sagegen.space import Config, parse_config
 #: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
 EMULATED_GPU = GPUS["l20"]
 
+#: How much faster than torch SDPA a padded kernel must look: its inputs and output are copied as well.
+_LEAST_PADDED_GAIN = 1.15
+
 NO_GRADIENT = "an input requires a gradient, which only torch computes"
 
 
@@ -92,13 +95,29 @@ def choose(
     )
     forced, notes = backend == "kernel", _copy_notes(checked)
     answer = partial(_choose_tuned, find=find, options=options, device=device, forced=forced, notes=notes)
-    return _choose_precision(checked.problem, answer, options)
+    explanation = _choose_precision(checked.problem, answer, options)
+    return explanation if forced else _weigh_padding(explanation, checked)
 
 
 def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation], options: Options) -> Explanation:
     """What `answer` gives for `problem`, or for the same in INT4 where that is left open and goes first."""
     own = answer(problem)
     return prefer(own, answer(replace(problem, precision="int4"))) if options.precision == "auto" else own
+
+
+def _weigh_padding(explanation: Explanation, checked: Checked) -> Explanation:
+    """`explanation`, or torch SDPA where it is likely faster at a head dim that the kernel must be padded from.
+
+    The kernel computes all of its width. torch takes time by the head dim itself, at best.
+    """
+    figures = explanation.found.entry.figures if explanation.found else None
+    ratio = figures.speed_vs_sdpa if figures else None
+    if explanation.answer != "kernel" or checked.padded_width is None or ratio is None:
+        return explanation
+    if ratio * checked.head_dim >= _LEAST_PADDED_GAIN * checked.padded_width:
+        return explanation
+    reason = f"torch SDPA is likely faster at head_dim {checked.head_dim} than a kernel of {checked.padded_width}"
+    return replace(explanation, answer="sdpa", reason=reason, config=None)
 
 
 def _choose_reference(checked: Checked, reason: str, needs_grad: bool) -> Explanation:
@@ -233,6 +252,8 @@ def _entry_notes(found: Found, device: Device, problem: Problem) -> tuple[str, .
 
 
 def _copy_notes(checked: Checked) -> tuple[str, ...]:
+    if checked.padded_width is not None:
+        return (f"head_dim {checked.head_dim} is padded to {checked.padded_width}: q, k, v and out are copied",)
     return tuple(
         f"{name} is copied in every call: its last dim is not contiguous, or rows are not 16 bytes apart"
         for name in checked.copies

@@ -13,25 +13,15 @@ import torch
 from sagegen.env import Env, read_env
 from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
 from sagegen.plan import Loaded
-from sagegen.runtime.answers import (
-    Answer,
-    CopyAnswer,
-    KernelAnswer,
-    ReferenceAnswer,
-    Result,
-    Runtime,
-    SdpaAnswer,
-    ZerosAnswer,
-    copy_inputs,
-    empty_output,
-)
+from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
 from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
 from sagegen.runtime.choose import EMULATED_GPU, Device, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import build_cubin, describe_compiler, find_cubin, load_emulated
 from sagegen.runtime.machine import CudaRuntime, NoStreams
-from sagegen.runtime.splitting import plan_parts, prepare_parts, workspace_bytes
+from sagegen.runtime.prepare import Ground, prepare_kernel
+from sagegen.runtime.splitting import plan_parts, workspace_bytes
 
 #: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
 _MEMO_LIMIT = 4096
@@ -185,6 +175,9 @@ class Dispatcher:
         """The answer, and whether it holds for the next such call too."""
         options = Options(*values)
         checked, explanation = self._choose(q, k, v, attn_mask, options)
+        if checked.cast is not None:
+            answer, lasts = self._prepare(q.to(checked.cast), k.to(checked.cast), v, attn_mask, out, values)
+            return CastAnswer(answer), lasts
         if out is not None:
             check_out(out, q)
         lasts = True
@@ -194,7 +187,13 @@ class Dispatcher:
             if not isinstance(program, SagegenError):
                 for note in explanation.notes:
                     warn_once(note)
-                return self._prepare_kernel(q, k, v, out, checked, options, values, program, explanation), True
+                streams = NoStreams() if explanation.answer == "emulator" else self._runtime
+
+                def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+                    return self.attention(q, k, v, None, out, *values)
+
+                ground = Ground(program, explanation, streams, self.env.workspace_limit, again)
+                return prepare_kernel((q, k, v), out, checked, options, ground), True
             explanation = _without_kernel(explanation, program)
         if explanation.is_fallback:
             backend = options.backend or self.env.backend
@@ -206,42 +205,6 @@ class Dispatcher:
         if explanation.answer == "reference":
             return ReferenceAnswer(explanation, options), lasts
         return SdpaAnswer(explanation, options, attn_mask), lasts
-
-    def _prepare_kernel(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor | None,
-        checked: Checked,
-        options: Options,
-        values: tuple[Any, ...],
-        program: Loaded,
-        explanation: Explanation,
-    ) -> Answer:
-        assert explanation.problem is not None
-        q, k, v = copy_inputs(q, k, v, checked.copies)
-        target = empty_output(q) if out is None else out
-        strides = read_strides(q, k, v, target, options.layout)
-        shape, want_lse = checked.shape, options.return_lse
-        parts = plan_parts(
-            explanation.problem, program.config, shape, strides, checked.scale, want_lse, self.env.workspace_limit
-        )
-
-        def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-            return self.attention(q, k, v, None, out, *values)
-
-        answer = KernelAnswer(
-            explanation=explanation,
-            prepared=prepare_parts(program, parts),
-            workspace_bytes=workspace_bytes(parts),
-            lse_shape=(shape.batch, shape.heads_q, shape.q_len) if want_lse else None,
-            device=q.device,
-            index=program.device,
-            streams=NoStreams() if explanation.answer == "emulator" else self._runtime,
-            again=again,
-        )
-        return CopyAnswer(answer, checked.copies) if checked.copies else answer
 
     def _find_program(self, explanation: Explanation, device: Device) -> tuple[Loaded | SagegenError, bool]:
         """The loaded program or why there is none, and whether that holds for later calls too."""

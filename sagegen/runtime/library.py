@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sagegen.runtime.answers import Result, empty_output
+from sagegen.runtime.arguments import cast_type
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.fallback import attend
 
@@ -29,6 +30,8 @@ def call_op(
     *options: Any,
 ) -> Result:
     """`Dispatcher.attention` by way of the op. A call that needs gradients is traced through torch SDPA instead."""
+    if (dtype := cast_type(q, k, v)) is not None:
+        q, k = q.to(dtype), k.to(dtype)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         result = attend(
             q,
@@ -59,7 +62,7 @@ def _attention(
     with torch.no_grad():  # the op has no gradient; call_op sends calls that need one elsewhere
         result = dispatcher().attention(q, k, v, attn_mask, None, *values)
     out, lse = result if isinstance(result, tuple) else (result, q.new_empty(0, dtype=torch.float32))
-    promised = empty_output(q)
+    promised = _promise(q, k, v)
     return (out if out.stride() == promised.stride() else promised.copy_(out)), lse
 
 
@@ -68,7 +71,13 @@ def _fake_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     heads, tokens = (1, 2) if options[_LAYOUT] == "HND" else (2, 1)
     lse_shape = (q.shape[0], q.shape[heads], q.shape[tokens]) if options[_RETURN_LSE] else (0,)
-    return empty_output(q), q.new_empty(lse_shape, dtype=torch.float32)
+    return _promise(q, k, v), q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def _promise(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """What the op's output looks like, whoever answers."""
+    dtype = cast_type(q, k, v)
+    return empty_output(q if dtype is None else q.to(dtype))
 
 
 for _key in ("CPU", "CUDA"):

@@ -54,8 +54,8 @@ def keep(env: Env, *entries: Entry, gpu: str = "h200") -> None:
     registry.save_entries(env.tuned_dir / f"{gpu}.yaml", gpu, entries, {})
 
 
-def ask(env: Env, device: Device = H200, *, kv_len: int = 100, **options):
-    q, k = (torch.zeros(1, 2, tokens, 64, dtype=torch.float16) for tokens in (8, kv_len))
+def ask(env: Env, device: Device = H200, *, kv_len: int = 100, head_dim: int = 64, **options):
+    q, k = (torch.zeros(1, 2, tokens, head_dim, dtype=torch.float16) for tokens in (8, kv_len))
     wanted = Options(**options)
     return choose(check_call(q, k, k, wanted), wanted, device, env, needs_grad=False, on_registry_error=_fail)
 
@@ -284,3 +284,32 @@ def test_smooth_k_is_what_all_kernels_do(env):
     keep(env, entry())
     assert ask(env, smooth_k=True).answer == "kernel"
     assert ask(env, smooth_k=False).reason.startswith("smooth_k=False has no kernel")
+
+
+# --- head dims between those of kernels
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "vs_sdpa", "answer"),
+    [
+        (64, 1.01, "kernel"),  # as it is
+        (48, 1.5, "sdpa"),  # 1.5 * 48 / 64 = 1.125: the copies take more than that
+        (48, 1.6, "kernel"),  # 1.2
+        (63, 1.1, "sdpa"),
+        (8, 5.0, "sdpa"),
+        (48, None, "kernel"),  # predicted entries do not know
+    ],
+)
+def test_a_padded_kernel_must_gain_more_than_its_padding_costs(env, head_dim, vs_sdpa, answer):
+    keep(env, entry("int8", 700, vs_sdpa=vs_sdpa))
+    explanation = ask(env, head_dim=head_dim)
+    assert explanation.answer == answer
+    assert not explanation.is_fallback
+    if answer == "sdpa":
+        assert explanation.reason == f"torch SDPA is likely faster at head_dim {head_dim} than a kernel of 64"
+    assert ask(env, head_dim=head_dim, backend="kernel").answer == "kernel"
+
+
+def test_a_padded_kernel_says_that_inputs_are_copied(env):
+    keep(env, entry("int8", 700, vs_sdpa=2.0))
+    assert "head_dim 48 is padded to 64: q, k, v and out are copied" in ask(env, head_dim=48).notes

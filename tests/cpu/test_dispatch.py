@@ -6,6 +6,7 @@ A recorder stands in for the machine: CPU tensors pass for an H200's, and launch
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import logging
 import math
@@ -195,6 +196,57 @@ def test_a_kernel_is_launched_with_the_tensors_addresses(dispatcher, machine, en
     assert [constants[f"k_{axis}_stride"] for axis in ("batch", "head", "token")] == [2 * 7 * 64, 7 * 64, 64]
     assert dispatcher.last.answer == "kernel"
     assert dispatcher.last.provenance == "measured"
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("head_dim", [1, 40, 63])
+def test_a_head_between_widths_is_padded_with_zeros_and_keeps_its_scale(dispatcher, machine, env, head_dim, layout):
+    ship(env, make_entry())
+    q, k, v = tensor(2, 4, 4, head_dim), tensor(2, 4, 4, head_dim).transpose(1, 2), tensor(2, 4, 4, head_dim)
+    seen = []
+
+    def launch(self, *addresses):
+        (read,) = {constants[f"{x}_token_stride"] for x in "qkv"}
+        assert read == (64 if layout == "HND" else 4 * 64)
+        for address in addresses[:3]:
+            words = (ctypes.c_uint16 * (2 * 4 * 4 * 64)).from_address(address)
+            seen.append(torch.tensor(list(words), dtype=torch.int32).to(torch.int16).view(torch.float16))
+        torch.frombuffer((ctypes.c_uint16 * 2048).from_address(addresses[3]), dtype=torch.float16).fill_(0.5)
+
+    call(dispatcher, q, k, v, layout=layout)
+    constants = machine.constants
+    assert constants["softmax_scale"] == pytest.approx(head_dim**-0.5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeCall, "launch", launch)
+        out = call(dispatcher, q, k, v, layout=layout)
+    for given, read in zip((q, k, v), seen, strict=True):
+        read = read.view(2, 4, 4, 64)
+        assert torch.equal(read[..., :head_dim], given)
+        assert read[..., head_dim:].eq(0).all()
+    assert out.shape == q.shape
+    assert out.is_contiguous()
+    assert out.eq(0.5).all()
+
+
+def test_padded_calls_write_any_out_and_say_that_they_copy(dispatcher, machine, env, caplog):
+    ship(env, make_entry())
+    q = tensor(2, 4, 5, 40)
+    out = torch.empty(2, 4, 40, 5, dtype=torch.float16).transpose(2, 3)
+    assert call(dispatcher, q, out=out) is out
+    assert len(machine.launches) == 1
+    assert "head_dim 40 is padded to 64: q, k, v and out are copied" in messages(caplog)
+
+
+def test_an_out_that_no_kernel_can_write_is_copied_to(dispatcher, machine, env):
+    ship(env, make_entry())
+    q = tensor(2, 4, 5, 64)
+    out = torch.zeros(2, 4, 64, 5, dtype=torch.float16).transpose(2, 3)
+    returned, lse = call(dispatcher, q, out=out, return_lse=True)
+    assert returned is out
+    assert lse.shape == (2, 4, 5)
+    ((_, addresses),) = machine.launches
+    assert addresses[3] != out.data_ptr()
+    assert machine.constants["out_token_stride"] == 64
 
 
 def test_without_lse_its_address_is_null(dispatcher, machine, env):
@@ -508,8 +560,8 @@ def test_forced_backends(dispatcher, machine, env, caplog, backend):
 
 def test_a_forced_kernel_that_cannot_run_raises_why(dispatcher, env):
     ship(env, make_entry())
-    with pytest.raises(UnsupportedError, match="head_dim 96 has no kernel"):
-        call(dispatcher, tensor(1, 2, 5, 96), backend="kernel")
+    with pytest.raises(UnsupportedError, match="head_dim 192 has no kernel"):
+        call(dispatcher, tensor(1, 2, 5, 192), backend="kernel")
 
 
 def test_the_environments_backend_holds_unless_the_call_says_otherwise(machine, env):

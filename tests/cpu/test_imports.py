@@ -69,6 +69,7 @@ ORDER = (
     "runtime.fetch",
     "runtime.splitting",
     "runtime.answers",
+    "runtime.prepare",
     "runtime.machine",
     "runtime.dispatch",
     "runtime.library",

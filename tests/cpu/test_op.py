@@ -109,6 +109,34 @@ def test_other_head_dims_keep_width_and_contiguity(make, head_dim):
     assert out.is_contiguous()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_q_and_k_in_float32_are_cast_to_a_16_bit_v(make, dtype):
+    """A15, as rotary embeddings in float32 leave them."""
+    q, k, v = make(1, 2, 9, 64, dtype=torch.float32), make(1, 2, 7, 64, dtype=torch.float32), make(1, 2, 7, 64)
+    v = v.to(dtype)
+    expected, expected_lse = exact(q.to(dtype), k.to(dtype), v)
+    for answer in (sagegen.attention, torch.compile(sagegen.attention, fullgraph=True, backend="eager")):
+        out, lse = answer(q, k, v, return_lse=True)
+        assert out.dtype == dtype
+        torch.testing.assert_close(out.double(), expected, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-5, atol=1e-5)
+    given = torch.empty(1, 2, 9, 64, dtype=dtype)
+    assert sagegen.attention(q, k, v, out=given) is given
+    assert torch.equal(given, out)
+    assert sagegen.explain(q, k, v).answer == "reference"
+    masked = sagegen.attention(q, k, v, attn_mask=torch.ones(9, 7, dtype=torch.bool))
+    torch.testing.assert_close(masked.double(), expected, rtol=2e-2, atol=1e-2)
+
+
+def test_a_gradient_reaches_what_was_cast(make):
+    q, k, v = (make(1, 2, 9, 64, dtype=dtype) for dtype in (torch.float32, torch.float32, torch.bfloat16))
+    q.requires_grad_()
+    sagegen.attention(q, k, v).float().square().sum().backward()
+    ours, q.grad = q.grad, None
+    exact(q, k, v)[0].square().sum().backward()
+    assert (ours - q.grad).norm() < 0.02 * q.grad.norm()
+
+
 def test_a_mask_on_the_cpu(make):
     """A7: a bool mask that hides the last half of the keys."""
     q, k, v = make(1, 2, 5, 64), make(1, 2, 8, 64), make(1, 2, 8, 64)

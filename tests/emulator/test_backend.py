@@ -53,6 +53,20 @@ def test_fp16_a_scale_and_other_strides(make):
     check(make(1, 2, 50, 128, dtype=torch.float16), k, v, scale=-0.05)
 
 
+@pytest.mark.parametrize("head_dim", [1, 5, 40, 80, 96, 120])
+def test_a_head_dim_between_those_of_kernels(make, head_dim):
+    q, k, v = make(1, 4, 50, head_dim), make(1, 2, 70, head_dim), make(1, 2, 70, head_dim)
+    out = check(q, k, v, is_causal=True)
+    assert out.is_contiguous()
+    assert check(q, k, v, is_causal=True, out=torch.empty_like(q)).equal(out)
+
+
+def test_an_out_whose_channels_are_apart(make):
+    q = make(1, 2, 40, 64)
+    out = torch.empty(1, 2, 64, 40, dtype=torch.bfloat16).transpose(2, 3)
+    assert check(q, q, q, out=out) is out
+
+
 def test_a_tensor_whose_channels_are_apart_is_copied(make):
     fallback.warn_once.cache_clear()
     q = make(1, 2, 70, 64)

@@ -61,6 +61,14 @@ def test_a5_rows_without_keys(q_len, kv_len):
     torch.testing.assert_close(lse[:, :, blind:], ref_lse[:, :, blind:], atol=0.1, rtol=0)
 
 
+@pytest.mark.parametrize("head_dim", [40, 72, 80, 96, 120])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a11_head_dims_between_those_of_kernels(head_dim, is_causal):
+    q, k, v = draw_qkv(1, 8, 8, 1024, 1024, head_dim)
+    out = assert_right(q, k, v, is_causal=is_causal)
+    assert out.is_contiguous()
+
+
 @pytest.mark.parametrize(("heads_q", "heads_kv"), [(28, 4), (6, 1)])
 @pytest.mark.parametrize("layout", ["HND", "NHD"])
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -123,10 +131,10 @@ def test_b6_lse_with_a_large_common_offset_of_k(dtype, layout):
     assert_close(out, ref)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [5, 64, 128])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_b8_lse_of_a_tiny_call(dim, is_causal):
-    """Of few keys, whose INT8 steps do not average out: the gate's limit. The case's own width is in ..._host.py."""
+    """Of few keys, whose INT8 steps do not average out: the gate's limit. 5 is the case's own."""
     q, k, v = (draw(1, 5, 1, dim, seed=s, dtype=BF16) for s in range(3))
     out, lse = kernel(q, k, v, layout="NHD", is_causal=is_causal, return_lse=True)
     ref, ref_lse = exact(q, k, v, layout="NHD", is_causal=is_causal, return_lse=True, out_dtype=torch.float64)

@@ -1,14 +1,20 @@
 """Reports of users of such kernels, as in test_cases.py: what the host decides, whichever kernel the registry names."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import sagegen
 from public_calls import BF16, assert_close, assert_right, draw, draw_qkv, errors, kernel
+from sagegen.env import read_env
 from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.reference import attention as exact
+from sagegen.runtime.arguments import Options
+from sagegen.runtime.dispatch import Dispatcher
+from sagegen.runtime.fallback import warn_once
+from sagegen.runtime.machine import CudaRuntime
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
 
@@ -48,13 +54,37 @@ def test_a18_gradients_are_torchs():
         assert_right(q, k, v)
 
 
-def test_b8_lse_of_a_width_that_no_kernel_has():
-    q, k, v = (draw(1, 5, 1, 5, seed=s, dtype=BF16) for s in range(3))
-    out, lse = sagegen.attention(q, k, v, layout="NHD", return_lse=True)
+@pytest.mark.parametrize("head_dim", [160, 256, 384, 512])
+def test_a12_head_dims_above_those_of_kernels(head_dim, caplog):
+    warn_once.cache_clear()
+    q, k, v = draw_qkv(1, 1, 1, 1024, 1024, head_dim)
+    for _ in range(2):
+        assert_close(sagegen.attention(q, k, v), exact(q, k, v, out_dtype=torch.float64))
     assert sagegen.last_dispatch().answer == "sdpa"
-    ref, ref_lse = exact(q, k, v, layout="NHD", return_lse=True, out_dtype=torch.float64)
-    torch.testing.assert_close(lse, ref_lse, atol=0.01, rtol=0)
-    assert_close(out, ref)
+    assert sum("head_dim" in record.getMessage() for record in caplog.records) == 1
+    strict = Dispatcher(CudaRuntime(), lambda: replace(read_env(), strict=True))
+    values = [getattr(Options(), name) for name in Options.__slots__]
+    with pytest.raises(UnsupportedError, match=f"head_dim {head_dim}"):
+        strict.attention(q, k, v, None, None, *values)
+
+
+def test_a13_a_v_of_another_width():
+    q, k, v = draw(1, 8, 4, 32), draw(1, 8, 4, 32), draw(1, 8, 4, 64)
+    with pytest.raises(ArgumentError, match="v: width 64 does not match"):
+        kernel(q, k, v)
+
+
+def test_a15_q_and_k_in_float32_are_cast_and_other_mixtures_named():
+    q, k, v = draw_qkv(1, 4, 4, 64, 64, 64, BF16)
+    out = kernel(q.float(), k.float(), v)
+    assert torch.equal(out, kernel(q, k, v))
+    assert out.dtype == BF16
+    for given, named in (((q, k.half(), v), "k: dtype"), ((q, k, v.float()), "v: dtype")):
+        with pytest.raises(ArgumentError, match=named):
+            kernel(*given)
+    wide = [x.float() for x in (q, k, v)]
+    torch.testing.assert_close(sagegen.attention(*wide), exact(*wide), rtol=1e-3, atol=1e-3)
+    assert sagegen.last_dispatch().answer == "sdpa"
 
 
 def test_d4_tensors_on_two_devices():
