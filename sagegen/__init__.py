@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         GpuMismatchError,
         RegistryError,
         SagegenError,
+        SelfTestError,
         StoreError,
         ToolchainError,
         UnknownNameError,
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from sagegen.runtime.explanation import Explanation
-    from sagegen.runtime.op import attention, explain, last_dispatch, sdpa, workspace_bytes
+    from sagegen.runtime.op import attention, explain, last_dispatch, sdpa, warmup, workspace_bytes
 
     __version__: str
 
 _MODULES = {
-    "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch", "workspace_bytes"),
+    "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch", "warmup", "workspace_bytes"),
     "sagegen.runtime.explanation": ("Explanation",),
     "sagegen.errors": (
         "SagegenError",
@@ -44,6 +45,7 @@ _MODULES = {
         "EmulatorError",
         "GpuMismatchError",
         "RegistryError",
+        "SelfTestError",
         "StoreError",
         "ToolchainError",
         "UnknownNameError",
@@ -58,6 +60,7 @@ __all__ = [
     "sdpa",
     "explain",
     "last_dispatch",
+    "warmup",
     "workspace_bytes",
     "Explanation",
     "SagegenError",
@@ -68,6 +71,7 @@ __all__ = [
     "EmulatorError",
     "GpuMismatchError",
     "RegistryError",
+    "SelfTestError",
     "StoreError",
     "ToolchainError",
     "UnknownNameError",

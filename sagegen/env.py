@@ -49,6 +49,7 @@ VARIABLES = (
         "MiB of scratch of a call; one that needs more runs in parts, over batch items, then over KV heads",
         str(DEFAULT_WORKSPACE_MIB),
     ),
+    Variable("SAGEGEN_SELF_TEST", "0: use kernels without trying each on a tiny problem when it is loaded", "1"),
     Variable("SAGEGEN_BACKEND", "answer every call with this backend, as `backend=` does", "chosen per call"),
 )  # fmt: skip
 
@@ -65,6 +66,7 @@ class Env:
         nvcc: the nvcc that was asked for, as it was written; None when none was.
         backend: the backend that was asked for, as it was written; None when none was.
         workspace_limit: bytes of scratch above which a call is split.
+        self_test: try a kernel on a tiny problem when it is loaded.
     """
 
     cache_dir: Path
@@ -74,6 +76,7 @@ class Env:
     nvcc: str | None
     backend: str | None = None
     workspace_limit: int = DEFAULT_WORKSPACE_MIB * _MIB
+    self_test: bool = True
 
 
 def read_env(environ: Mapping[str, str] = os.environ) -> Env:
@@ -96,6 +99,7 @@ def read_env(environ: Mapping[str, str] = os.environ) -> Env:
         nvcc=environ.get("SAGEGEN_NVCC") or None,
         backend=environ.get("SAGEGEN_BACKEND") or None,
         workspace_limit=_read_mib("SAGEGEN_WORKSPACE_MIB", environ.get("SAGEGEN_WORKSPACE_MIB", "")),
+        self_test=_read_flag("SAGEGEN_SELF_TEST", environ.get("SAGEGEN_SELF_TEST") or "1"),
     )
 
 

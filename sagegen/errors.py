@@ -48,6 +48,10 @@ class DriverError(SagegenError, RuntimeError):
     """The CUDA driver is missing or refused a call."""
 
 
+class SelfTestError(SagegenError, RuntimeError):
+    """A kernel gave wrong results on a tiny problem right after it was loaded."""
+
+
 class RegistryError(SagegenError, ValueError):
     """A tuned registry file is malformed, of another schema version, or disagrees with its cubin."""
 

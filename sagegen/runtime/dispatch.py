@@ -74,6 +74,24 @@ class Dispatcher:
             TypeError, ArgumentError: a malformed argument.
             UnsupportedError: no kernel can answer, and the caller or SAGEGEN_STRICT insists on one.
         """
+        return self._find_answer(q, k, v, attn_mask, out, options).run(q, k, v, out)
+
+    def warm_up(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
+    ) -> Explanation:
+        """Prepare the answer to a call, as `attention` would, and run nothing on its tensors. Raises as `attention`."""
+        return self._find_answer(q, k, v, attn_mask, None, options).explanation
+
+    def _find_answer(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        attn_mask: torch.Tensor | None,
+        out: torch.Tensor | None,
+        options: tuple[Any, ...],
+    ) -> Answer:
+        """What this thread remembers for such a call, else a new answer."""
         local = self._local
         key: tuple[Any, ...] | None
         try:
@@ -96,7 +114,7 @@ class Dispatcher:
                     local.memo.clear()
                 local.memo[key] = answer
         local.last = answer.explanation
-        return answer.run(q, k, v, out)
+        return answer
 
     def explain(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
@@ -230,7 +248,10 @@ class Dispatcher:
         cubin = find_cubin(explanation.found, self.env, self._on_registry_error)
         if cubin is None:
             cubin = build_cubin(problem, config, device, self.env)
-        return self._runtime.load_program(cubin, name, problem, config, device.index)
+        program = self._runtime.load_program(cubin, name, problem, config, device.index)
+        if self.env.self_test:
+            self._runtime.check_program(program, name, problem, device.index)
+        return program
 
     def _on_registry_error(self, error: RegistryError) -> None:
         """A broken registry must not take a model down, unless it is told to be strict: the others still serve."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 
 from sagegen.gpu import match_gpu
 from sagegen.launch import Program, load_program
+from sagegen.plan import Loaded
 from sagegen.problem import Problem
 from sagegen.runtime.choose import Device
+from sagegen.runtime.self_test import check_program
 from sagegen.space import Config
 
 
@@ -30,6 +33,10 @@ class CudaRuntime:
 
     def load_program(self, cubin: bytes, name: str, problem: Problem, config: Config, index: int) -> Program:
         return load_program(cubin, name, problem, config, index)
+
+    def check_program(self, program: Loaded, name: str, problem: Problem, index: int) -> None:
+        with torch.cuda.device(index):
+            check_program(program, name, problem, torch.device("cuda", index), partial(self.raw_stream, index))
 
     def raw_stream(self, index: int) -> int:
         """Handle of torch's current stream. `torch.cuda.current_stream()` would build an object: 5 us a call."""

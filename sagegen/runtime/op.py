@@ -223,6 +223,46 @@ def workspace_bytes(
     # fmt: on
 
 
+def warmup(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    layout: str = "HND",
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    attn_mask: torch.Tensor | None = None,
+    precision: str = "auto",
+    min_cosine: float = DEFAULT_MIN_COSINE,
+    smooth_k: bool | None = None,
+    smooth_q: bool | None = None,
+    smooth_v: bool | None = None,
+    rotate: bool | None = None,
+    return_lse: bool = False,
+    backend: str | None = None,
+) -> Explanation:
+    """Do all that the first call of `attention` with the same arguments would do but compute: find or compile the
+    kernel, load it, try it on a tiny problem (SAGEGEN_SELF_TEST).
+
+    Kernels are per process and device, so any thread's calls find them, those inside a CUDA graph capture too; there a
+    kernel that is not loaded yet cannot be, and torch SDPA answers. Waits for the device.
+
+    Returns:
+        What answers such calls, and why.
+
+    Raises:
+        TypeError, ArgumentError, UnsupportedError: as `attention`.
+    """
+    # fmt: off
+    return dispatcher().warm_up(
+        q, k, v, attn_mask,
+        layout, is_causal, scale, window, precision, min_cosine,
+        smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
+    )
+    # fmt: on
+
+
 def last_dispatch() -> Explanation | None:
     """Why this thread's last call was answered as it was; None before the first. Calls inside torch.compile count."""
     return dispatcher().last

@@ -22,7 +22,7 @@ from msgspec import structs
 from sagegen import build, registry, toolkit
 from sagegen.abi import CONSTANT_STRUCT, FIELDS, LAUNCH_ABI, POINTERS
 from sagegen.env import Env
-from sagegen.errors import ArgumentError, DriverError, RegistryError, ToolchainError, UnsupportedError
+from sagegen.errors import ArgumentError, DriverError, RegistryError, SelfTestError, ToolchainError, UnsupportedError
 from sagegen.gpu import GPUS
 from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, Timing
@@ -70,8 +70,10 @@ class FakeMachine:
     current: int = 0
     capturing: bool = False
     broken: bool = False
+    wrong: bool = False
     load_seconds: float = 0
     loads: list[FakeProgram] = field(default_factory=list)
+    tried: list[tuple[FakeProgram, str, Problem, int]] = field(default_factory=list)
     launches: list[tuple[FakeCall, tuple[int, ...]]] = field(default_factory=list)
     guarded: list[int] = field(default_factory=list)
 
@@ -85,6 +87,11 @@ class FakeMachine:
         time.sleep(self.load_seconds)
         self.loads.append(FakeProgram(self, cubin, name, config, index))
         return self.loads[-1]
+
+    def check_program(self, program, name, problem, index):
+        self.tried.append((program, name, problem, index))
+        if self.wrong:
+            raise SelfTestError(f"{name} computes wrongly on this machine: it does", "see: sagegen verify")
 
     def raw_stream(self, index):
         return STREAM
@@ -816,6 +823,64 @@ def test_a_cold_call_inside_graph_capture_takes_torch_and_is_not_remembered(disp
     machine.capturing = True  # warm now, for new lengths too
     call(dispatcher, tensor(1, 2, 6, 64))
     assert len(machine.launches) == 2
+
+
+# --- trying a kernel when it is loaded, and ahead
+
+
+def test_a_kernel_is_tried_once_when_it_is_loaded(dispatcher, machine, env):
+    ship(env, make_entry())
+    for length in (5, 6, 5):
+        call(dispatcher, tensor(1, 2, length, 64))
+    (tried,) = machine.tried
+    assert tried == (machine.loads[0], f"d64_fp16_full_int8_{CONFIG.name}", FULL, 0)
+    assert len(machine.launches) == 3
+
+
+def test_a_kernel_that_computes_wrongly_is_not_used(dispatcher, machine, env, caplog):
+    ship(env, make_entry())
+    machine.wrong = True
+    q = tensor(1, 2, 5, 64)
+    for length in (5, 6):
+        call(dispatcher, tensor(1, 2, length, 64))
+    assert machine.launches == []
+    assert len(machine.tried) == 1  # remembered, not tried for every length
+    assert dispatcher.last.answer == "sdpa"
+    (message,) = messages(caplog)
+    assert "computes wrongly on this machine" in message
+    assert message.endswith("sagegen verify")
+    with pytest.raises(UnsupportedError, match="computes wrongly"):
+        call(Dispatcher(machine, lambda: strict(env)), q)
+
+
+def test_kernels_go_untried_where_the_user_says_so(machine, env):
+    ship(env, make_entry())
+    machine.wrong = True
+    call(Dispatcher(machine, lambda: replace(env, self_test=False)), tensor(1, 2, 5, 64))
+    assert (machine.tried, len(machine.launches)) == ([], 1)
+
+
+def warm_up(dispatcher, q):
+    return dispatcher.warm_up(q, q, q, None, *(getattr(Options(), name) for name in Options.__slots__))
+
+
+def test_warming_up_loads_and_tries_and_launches_nothing(dispatcher, machine, env):
+    ship(env, make_entry())
+    q = tensor(1, 2, 5, 64)
+    assert warm_up(dispatcher, q).answer == "kernel"
+    assert (len(machine.loads), len(machine.tried), machine.launches) == (1, 1, [])
+    machine.capturing = True  # loaded already, for this length and for others
+    for length in (5, 6):
+        call(dispatcher, tensor(1, 2, length, 64))
+    assert (len(machine.loads), len(machine.tried), len(machine.launches)) == (1, 1, 2)
+
+
+def test_warming_up_raises_what_the_call_would(dispatcher):
+    with pytest.raises(ArgumentError, match="v: dtype"):
+        dispatcher.warm_up(
+            tensor(1, 2, 5, 64), tensor(1, 2, 5, 64), tensor(1, 2, 5, 64, dtype=torch.bfloat16), None,
+            *(getattr(Options(), name) for name in Options.__slots__),
+        )  # fmt: skip
 
 
 # --- explaining

@@ -92,6 +92,7 @@ def test_flags_are_on_or_off(home: Path, text: str, strict: bool) -> None:
     ("name", "value"),
     [
         ("SAGEGEN_STRICT", "maybe"),
+        ("SAGEGEN_SELF_TEST", "2"),
         ("SAGEGEN_LOG", "loud"),
         *(("SAGEGEN_WORKSPACE_MIB", text) for text in ("0", "-1", "1.5", "2GB")),
     ],

@@ -70,6 +70,7 @@ ORDER = (
     "runtime.splitting",
     "runtime.answers",
     "runtime.prepare",
+    "runtime.self_test",
     "runtime.machine",
     "runtime.dispatch",
     "runtime.library",

@@ -57,10 +57,10 @@ def test_options_are_attentions_keywords_in_order():
     }
     schema = [a.name for a in torch.ops.sagegen.attention.default._schema.arguments]
     assert schema == ["q", "k", "v", "attn_mask", *Options.__slots__]
-    explained = inspect.signature(sagegen.explain).parameters
-    assert list(explained) == [
-        "q", "k", "v", *(p.name for p in keywords if p.name != "out")
-    ]  # fmt: skip
+    for other in (sagegen.explain, sagegen.warmup, sagegen.workspace_bytes):
+        parameters = inspect.signature(other).parameters
+        assert list(parameters) == ["q", "k", "v", *(p.name for p in keywords if p.name != "out")]
+        assert all(parameters[p.name] == p for p in keywords if p.name != "out")
 
 
 def test_every_option_reaches_the_dispatcher_under_its_name(monkeypatch, make):
@@ -76,14 +76,17 @@ def test_every_option_reaches_the_dispatcher_under_its_name(monkeypatch, make):
         def explain(self, q, k, v, attn_mask, *options):
             self.attention(q, k, v, attn_mask, None, *options)
 
+        warm_up = workspace_bytes = explain
+
     monkeypatch.setattr(op, "dispatcher", Recorder)
     q, k, v = make(1), make(1), make(1)
     given = {name: object() for name in (*Options.__slots__, "attn_mask", "out")}
     sagegen.attention(q, k, v, **given)
     assert seen == {"q": q, "k": k, "v": v, **given}
-    seen.clear()
-    sagegen.explain(q, k, v, **{name: value for name, value in given.items() if name != "out"})
-    assert seen == {"q": q, "k": k, "v": v, **given, "out": None}
+    for other in (sagegen.explain, sagegen.warmup, sagegen.workspace_bytes):
+        seen.clear()
+        other(q, k, v, **{name: value for name, value in given.items() if name != "out"})
+        assert seen == {"q": q, "k": k, "v": v, **given, "out": None}
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
