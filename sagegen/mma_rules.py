@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin, e4m3_scores_margin
 from sagegen.layout import make_layout
 from sagegen.problem import Problem
@@ -188,4 +191,16 @@ def default_mma_config(target: Target) -> MmaConfig:
         mean_span=128 if is_int4 else 0,
         delta="f16" if is_int4 else "f32",
         rotate="yes" if is_int4 else "no",
+    )
+
+
+def mma_with_steps(config: MmaConfig, wanted: Mapping[str, bool]) -> MmaConfig:
+    """A default config with these steps of the quantizer; `wanted` says of each whether it is taken."""
+    smooths_q = wanted["smooths_q"]
+    return replace(
+        config,
+        smooth_v="yes" if wanted["smooths_v"] else "no",
+        mean_span=config.block_q if smooths_q else 0,
+        delta=config.delta if smooths_q else "f32",
+        rotate="yes" if wanted["rotates"] else "no",
     )

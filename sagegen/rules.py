@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sagegen.errors import ConfigError
-from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config
+from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config, mma_with_steps
 from sagegen.rule import DEFAULT_TOOLKIT, Broken, Rule, Target, Version
-from sagegen.space import FAMILIES, Config, Space, Value
-from sagegen.wgmma_rules import WGMMA_RULES, WGMMA_SEARCH_RULES, default_wgmma_config
+from sagegen.space import FAMILIES, Config, Space, Value, WgmmaConfig
+from sagegen.wgmma_rules import WGMMA_RULES, WGMMA_SEARCH_RULES, default_wgmma_config, wgmma_with_steps
 
 __all__ = [
     "DEFAULT_TOOLKIT",
@@ -22,6 +22,7 @@ __all__ = [
     "broken_rules",
     "check_config",
     "default_config",
+    "default_config_with",
     "is_searched",
     "searched_configs",
     "valid_configs",
@@ -119,3 +120,20 @@ def default_config(target: Target) -> Config:
     """The config that is measured first and used where nothing was tuned: of the family made for the GPU."""
     own = default_wgmma_config(target.problem.precision)
     return default_mma_config(target) if broken_rules(own, target) else own
+
+
+def default_config_with(target: Target, steps: Mapping[str, bool]) -> Config | None:
+    """The default config, changed where it must be to take steps of the quantizer or leave them out; None without one.
+
+    Args:
+        steps: by the config's property that says so: `smooths_q`, `smooths_v`, `rotates`.
+    """
+    own = default_config(target)
+    wanted = {step: getattr(own, step) for step in ("smooths_q", "smooths_v", "rotates")} | dict(steps)
+    if not wanted["smooths_q"] and "rotates" not in steps:
+        wanted["rotates"] = False  # worth nothing without
+    if wanted["rotates"] and "smooths_q" not in steps:
+        wanted["smooths_q"] = True
+    changed = wgmma_with_steps(own, wanted) if isinstance(own, WgmmaConfig) else mma_with_steps(own, wanted)
+    takes_all = all(getattr(changed, step) == value for step, value in wanted.items())
+    return changed if takes_all and not broken_rules(changed, target) else None

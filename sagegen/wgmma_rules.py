@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin, e4m3_scores_margin
 from sagegen.layout import make_layout
 from sagegen.problem import Precision, Problem
@@ -136,3 +139,16 @@ def default_wgmma_config(precision: Precision = "int8") -> WgmmaConfig:
         delta="f16" if is_int4 else "f32",
         rotate="yes" if is_int4 else "no",
     )
+
+
+def wgmma_with_steps(config: WgmmaConfig, wanted: Mapping[str, bool]) -> WgmmaConfig:
+    """A default config with these steps of the quantizer; `wanted` says of each whether it is taken."""
+    if not wanted["smooths_v"]:
+        config = replace(config, consumers=2, accumulation="two")
+    config = replace(config, rotate="yes" if wanted["rotates"] else "no")
+    if not wanted["smooths_q"]:
+        return replace(config, mean_span=0, delta="f32")
+    if config.smooths_q:
+        return replace(config, mean_span=config.block_q)
+    # one span of scales: delta S then costs 3 % of the kernel, with two spans 6 % (docs/gpu-runs/2026-11-30e-h200.md)
+    return replace(config, mean_span=config.block_q, k_span=config.block_k)

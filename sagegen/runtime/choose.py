@@ -13,7 +13,7 @@ from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
-from sagegen.rules import Target, default_config
+from sagegen.rules import Target, default_config_with
 from sagegen.runtime.arguments import STEPS, Checked, Options
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.precision import prefer
@@ -137,13 +137,14 @@ def _choose_emulator(checked: Checked, options: Options, device: Device, needs_g
     problem = checked.problem
     if obstacle is not None or problem is None:
         return Explanation("sdpa", obstacle or "no kernel", is_fallback=True)
-    config = default_config(Target(EMULATED_GPU, problem))
-    if contradicted := _contradicted(config, options):
-        reason = f"{_spell(contradicted)} has no kernel in the emulator, which runs the default config alone"
+    config = _default_with_steps(EMULATED_GPU, problem, options)
+    if config is None:
+        reason = f"{_spell(options.steps)} has no kernel in the emulator, which runs default configs alone"
         return Explanation("sdpa", reason, is_fallback=True)
+    what = _describe_default(options, EMULATED_GPU.name + "'s")
     return Explanation(
         "emulator",
-        f"backend='emulator' was asked for; it runs {EMULATED_GPU.name}'s default config on the CPU",
+        f"backend='emulator' was asked for; it runs {what} on the CPU",
         gpu=EMULATED_GPU.name,
         problem=problem,
         config=config,
@@ -166,11 +167,12 @@ def _choose_tuned(
 
     find = partial(find, problem, min_cosine=options.min_cosine)
     found = find(admits=admits) if options.steps else find()
-    if found is None and options.steps and find() is not None:
-        reason = f"{_spell(options.steps)} has no kernel among those tuned for {problem.name} at this length"
-        return Explanation("sdpa", reason, is_fallback=True, gpu=device.name, problem=problem)
+    other = find() if found is None and options.steps else None
+    if other is not None and other.entry.answer == "sdpa" and not forced:
+        reason = f"torch SDPA is faster at this length than kernels without {_spell(options.steps)}"
+        return Explanation("sdpa", reason, False, device.name, problem, other)
     if found is None:
-        return _choose_default(problem, options, device, notes)
+        return _choose_default(problem, options, device, notes, has_others=other is not None)
     return _choose_kernel(problem, found, options, device, forced, notes)
 
 
@@ -183,9 +185,13 @@ def _spell(steps: Mapping[str, bool]) -> str:
     return ", ".join(f"{argument}={wanted}" for argument, wanted in steps.items())
 
 
-def _choose_default(problem: Problem, options: Options, device: Device, notes: tuple[str, ...]) -> Explanation:
-    """What answers where nothing is tuned: the default config, if it is what was asked for."""
+def _choose_default(
+    problem: Problem, options: Options, device: Device, notes: tuple[str, ...], *, has_others: bool
+) -> Explanation:
+    """What answers where nothing is tuned that does as asked: the default config, or one made from it that does."""
     untuned = f"nothing is tuned for {problem.name} at this length; to tune it: {device.tune_command(problem)}"
+    if has_others:
+        untuned = f"{_spell(options.steps)} has no kernel among those tuned for {problem.name} at this length"
     refuse = partial(Explanation, "sdpa", is_fallback=True, gpu=device.name, problem=problem)
     if device.gpu is None:
         return refuse(
@@ -193,15 +199,24 @@ def _choose_default(problem: Problem, options: Options, device: Device, notes: t
         )
     if problem.precision == "int4" and options.precision == "auto":  # nobody asked for it by name
         return refuse(untuned)
-    config = default_config(Target(device.gpu, problem))
-    if contradicted := _contradicted(config, options):
-        return refuse(f"{_spell(contradicted)} has no kernel: {untuned}")
+    config = _default_with_steps(device.gpu, problem, options)
+    if config is None:
+        return refuse(f"{_spell(options.steps)} has no kernel: {untuned}")
     assumed = ASSUMED_COSINES[problem.precision]
     # in INT8 nothing is known against it; INT4 is coarser than most callers ask
     if problem.precision == "int4" and not reaches(assumed, options.min_cosine):
         return refuse(f"{_describe_shortfall(f'an untuned kernel counts as cosine {assumed}', options)}; {untuned}")
     notes += (untuned,)
-    return Explanation("kernel", "the default config, untuned", False, device.name, problem, None, config, notes)
+    reason = f"{_describe_default(options, 'the')}, untuned"
+    return Explanation("kernel", reason, False, device.name, problem, None, config, notes)
+
+
+def _default_with_steps(gpu: Gpu, problem: Problem, options: Options) -> Config | None:
+    return default_config_with(Target(gpu, problem), {STEPS[arg]: wanted for arg, wanted in options.steps.items()})
+
+
+def _describe_default(options: Options, whose: str) -> str:
+    return f"{whose} default config" + (f" with {_spell(options.steps)}" if options.steps else "")
 
 
 def _describe_shortfall(known: str, options: Options) -> str:

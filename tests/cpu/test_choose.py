@@ -10,6 +10,7 @@ from sagegen.abi import LAUNCH_ABI
 from sagegen.env import Env
 from sagegen.gpu import GPUS
 from sagegen.registry import Entry, Provenance, Range, Timing
+from sagegen.rules import Target, default_config
 from sagegen.runtime.arguments import Options, check_call
 from sagegen.runtime.choose import Device, choose
 
@@ -255,29 +256,50 @@ def test_a_borrowed_entry_that_takes_the_step_answers_before_torch(env):
         ({"smooth_q": True}, "smooth_q=True"),
         ({"rotate": True}, "rotate=True"),
         ({"smooth_q": True, "rotate": True}, "smooth_q=True, rotate=True"),
+        ({"smooth_v": False, "smooth_q": True}, "smooth_q=True, smooth_v=False"),
     ],
 )
-def test_without_such_an_entry_torch_answers_and_the_reason_names_the_argument(env, asked, named):
+def test_without_such_an_entry_a_default_kernel_does_as_asked(env, asked, named):
     keep(env, entry(config=PLAIN_V))
     explanation = ask(env, precision="int8", **asked)
+    assert (explanation.answer, explanation.provenance) == ("kernel", "untuned")
+    assert explanation.reason == f"the default config with {named}, untuned"
+    assert f"{named} has no kernel among those tuned for d64_fp16_full_int8 at this length" in explanation.notes
+    taken = {"smooth_q": "smooths_q", "smooth_v": "smooths_v", "rotate": "rotates"}
+    for step, wanted in asked.items():
+        assert getattr(explanation.config, taken[step]) == wanted
+
+
+def test_torch_answers_where_it_is_faster_than_kernels_without_the_step(env):
+    keep(env, entry(config=PLAIN_V, answer="sdpa"))
+    explanation = ask(env, precision="int8", smooth_q=True)
+    assert (explanation.answer, explanation.is_fallback) == ("sdpa", False)
+    assert explanation.reason == "torch SDPA is faster at this length than kernels without smooth_q=True"
+    assert ask(env, precision="int8", smooth_q=True, backend="kernel").config.smooths_q
+
+
+def test_steps_that_no_config_takes_together_are_refused(env):
+    """Emulated FP8 aside, an A100's kernels take V in 16 bits as it is."""
+    a100 = Device("cuda", 0, "NVIDIA A100", "sm_80", GPUS["a100"])
+    explanation = ask(env, a100, precision="int8", smooth_v=True)
     assert (explanation.answer, explanation.is_fallback) == ("sdpa", True)
-    assert explanation.reason == f"{named} has no kernel among those tuned for d64_fp16_full_int8 at this length"
+    assert explanation.reason.startswith("smooth_v=True has no kernel: nothing is tuned for d64_fp16_full_int8")
+    assert explanation.reason.endswith("to tune it: sagegen tune --gpu a100")
 
 
 def test_auto_takes_the_precision_that_has_the_step(env):
     keep(env, entry("int8", 900, config=PLAIN_V), entry("int4", 100, config=SMOOTH_V, cosine=0.9991))
     explanation = ask(env, smooth_v=True)
     assert precision_of(explanation) == "int4"
-    assert explanation.passed_over[0].startswith("int8: smooth_v=True has no kernel")
+    assert explanation.passed_over == ("int8: nothing is tuned for it at this length",)
 
 
-def test_an_untuned_kernel_answers_if_it_does_what_is_asked(env):
-    """The H200's default config has single-level accumulation, which smooths V."""
-    assert ask(env, smooth_v=True, smooth_q=False, rotate=False).provenance == "untuned"
-    refused = ask(env, smooth_v=False, smooth_q=False)
-    assert refused.is_fallback
-    assert refused.reason.startswith("smooth_v=False has no kernel: nothing is tuned for d64_fp16_full_int8")
-    assert refused.reason.endswith("to tune it: sagegen tune --gpu h200")
+@pytest.mark.parametrize("steps", [{}, {"smooth_v": True}, {"smooth_v": True, "smooth_q": False, "rotate": False}])
+def test_an_untuned_kernel_answers_with_the_default_config_if_that_does_as_asked(env, steps):
+    """The H200's has single-level accumulation, which smooths V."""
+    explanation = ask(env, **steps)
+    assert explanation.provenance == "untuned"
+    assert explanation.config == default_config(Target(GPUS["h200"], explanation.problem))
 
 
 def test_smooth_k_is_what_all_kernels_do(env):

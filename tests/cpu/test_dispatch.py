@@ -485,7 +485,8 @@ def test_an_empty_call_keeps_the_graph(dispatcher):
         ({"window": (3, 3)}, "window"),
         ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask"),
         ({"precision": "int4"}, "int4"),
-        ({"smooth_q": True}, "smooth_q"),
+        ({"smooth_k": False}, "smooth_k"),
+        ({"smooth_q": True}, "_ms192 is not at hand: nvcc was not found"),
     ],
 )
 def test_what_no_kernel_does_is_answered_by_torch_and_said_once(dispatcher, machine, env, caplog, options, because):

@@ -198,7 +198,7 @@ def test_the_emulator_without_a_compiler_is_refused_with_the_remedy(make, monkey
     [
         ({"window": (2, 2)}, "window has no kernel"),
         ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask has no kernel"),
-        ({"smooth_q": True}, "smooth_q=True has no kernel"),
+        ({"smooth_k": False}, "smooth_k=False has no kernel"),
     ],
 )
 def test_the_emulator_refuses_what_no_kernel_does(make, change, because):

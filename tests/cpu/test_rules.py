@@ -21,6 +21,7 @@ from sagegen.rules import (
     broken_rules,
     check_config,
     default_config,
+    default_config_with,
     searched_configs,
     valid_configs,
 )
@@ -48,6 +49,36 @@ def broken(config: Config, target: Target = L20_BF16) -> set[str]:
 @given(targets)
 def test_the_default_config_is_valid_everywhere(target: Target) -> None:
     assert not broken(default_config(target), target)
+    assert default_config_with(target, {}) == default_config(target)
+
+
+STEPS = ("smooths_q", "smooths_v", "rotates")
+
+
+@given(targets, st.dictionaries(st.sampled_from(STEPS), st.booleans()))
+def test_a_default_config_with_steps_takes_just_those(target: Target, steps: dict[str, bool]) -> None:
+    config = default_config_with(target, steps)
+    if config is None:  # V in 16 bits is never smoothed; nothing else is out of reach
+        assert steps["smooths_v"]
+        assert default_config(target).pv in ("f16f32", "bf16f32")
+        return
+    assert not broken(config, target)
+    assert {step: getattr(config, step) for step in steps} == steps
+    if steps.items() <= {step: getattr(default_config(target), step) for step in STEPS}.items():
+        assert config == default_config(target)
+
+
+def test_rotation_brings_smoothing_of_q_and_goes_with_it() -> None:
+    """Rotation of what is not smoothed is worth nothing (docs/numerics.md)."""
+    h200 = Target(find_gpu("h200"), Problem(128, "bf16", is_causal=False))
+    rotated = default_config_with(h200, {"rotates": True})
+    assert (rotated.mean_span, rotated.rotate) == (192, "yes")
+    int4 = replace(h200, problem=INT4)
+    assert default_config(int4).rotates
+    plain = default_config_with(int4, {"smooths_q": False})
+    assert (plain.mean_span, plain.delta, plain.rotate) == (0, "f32", "no")
+    alone = default_config_with(int4, {"smooths_q": False, "rotates": True})
+    assert (alone.mean_span, alone.rotate) == (0, "yes")
 
 
 @pytest.mark.parametrize(

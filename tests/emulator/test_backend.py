@@ -61,6 +61,15 @@ def test_a_head_dim_between_those_of_kernels(make, head_dim):
     assert check(q, k, v, is_causal=True, out=torch.empty_like(q)).equal(out)
 
 
+def test_steps_of_the_quantizer_that_the_default_config_has_not(make):
+    q, k, v = (make(1, 2, 70, 64) + offset for offset in (1, -2, 1))
+    kernels = set()
+    for steps in ({}, {"smooth_q": True}, {"rotate": True}, {"smooth_v": True}, {"smooth_q": True, "smooth_v": True}):
+        check(q, k, v, **steps)
+        kernels.add(sagegen.explain(q, k, v, backend="emulator", **steps).kernel)
+    assert len(kernels) == 5
+
+
 def test_an_out_whose_channels_are_apart(make):
     q = make(1, 2, 40, 64)
     out = torch.empty(1, 2, 64, 40, dtype=torch.bfloat16).transpose(2, 3)
