@@ -20,6 +20,7 @@ from sagegen.runtime.arguments import ALIGNMENT, Options
 from sagegen.runtime.choose import Device
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.fallback import attend, warn_once
+from sagegen.runtime.padding import pad_channels
 from sagegen.runtime.splitting import SplitCall
 from sagegen.space import Config
 
@@ -167,13 +168,6 @@ class CastAnswer:
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
         return self.inner.run(q.to(v.dtype), k.to(v.dtype), v, out)
-
-
-def pad_channels(x: torch.Tensor, width: int) -> torch.Tensor:
-    """`x` with zeros behind its channels, dense; torch's own pad may keep a layout whose channels lie apart."""
-    padded = x.new_zeros(*x.shape[:-1], width)
-    padded[..., : x.shape[-1]].copy_(x)
-    return padded
 
 
 def copy_inputs(

@@ -16,14 +16,12 @@ from sagegen.registry import Found, lookup
 from sagegen.rules import Target, default_config_with
 from sagegen.runtime.arguments import STEPS, Checked, Options
 from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.padding import is_padding_worth_it
 from sagegen.runtime.precision import prefer
 from sagegen.space import Config, parse_config
 
 #: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
 EMULATED_GPU = GPUS["l20"]
-
-#: How much faster than torch SDPA a padded kernel must look: its inputs and output are copied as well.
-_LEAST_PADDED_GAIN = 1.15
 
 NO_GRADIENT = "an input requires a gradient, which only torch computes"
 
@@ -96,7 +94,7 @@ def choose(
     forced, notes = backend == "kernel", _copy_notes(checked)
     answer = partial(_choose_tuned, find=find, options=options, device=device, forced=forced, notes=notes)
     explanation = _choose_precision(checked.problem, answer, options)
-    return explanation if forced else _weigh_padding(explanation, checked)
+    return explanation if forced else _weigh_padding(explanation, checked, device)
 
 
 def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation], options: Options) -> Explanation:
@@ -105,16 +103,12 @@ def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation]
     return prefer(own, answer(replace(problem, precision="int4"))) if options.precision == "auto" else own
 
 
-def _weigh_padding(explanation: Explanation, checked: Checked) -> Explanation:
-    """`explanation`, or torch SDPA where it is likely faster at a head dim that the kernel must be padded from.
-
-    The kernel computes all of its width. torch takes time by the head dim itself, at best.
-    """
-    figures = explanation.found.entry.figures if explanation.found else None
-    ratio = figures.speed_vs_sdpa if figures else None
-    if explanation.answer != "kernel" or checked.padded_width is None or ratio is None:
+def _weigh_padding(explanation: Explanation, checked: Checked, device: Device) -> Explanation:
+    """`explanation`, or torch SDPA where it is likely faster at a head dim that the kernel must be padded from."""
+    found, problem = explanation.found, explanation.problem
+    if explanation.answer != "kernel" or checked.padded_width is None or not (found and problem and device.gpu):
         return explanation
-    if ratio * checked.head_dim >= _LEAST_PADDED_GAIN * checked.padded_width:
+    if is_padding_worth_it(found.entry, device.gpu, problem, checked.shape, checked.head_dim):
         return explanation
     reason = f"torch SDPA is likely faster at head_dim {checked.head_dim} than a kernel of {checked.padded_width}"
     return replace(explanation, answer="sdpa", reason=reason, config=None)

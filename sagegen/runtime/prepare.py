@@ -18,10 +18,10 @@ from sagegen.runtime.answers import (
     Streams,
     copy_inputs,
     empty_output,
-    pad_channels,
 )
 from sagegen.runtime.arguments import Checked, Options, is_readable, read_strides
 from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.padding import pad_channels
 from sagegen.runtime.splitting import plan_parts, prepare_parts, workspace_bytes
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

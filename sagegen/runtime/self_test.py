@@ -101,20 +101,21 @@ def _call(
     raw_stream: Callable[[], int],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output with what surrounds it, and the lse; both on the CPU."""
-    q, k, v = (_surround(x, device) for x in inputs)
-    out = torch.full_like(q, torch.nan)
-    lse = torch.full((*q.shape[:2], shape.q_len), torch.nan, device=device)
+    # all is made on the CPU and copied: kernels of torch's own would have to be loaded first
+    q, k, v = (_surround(x).to(device) for x in inputs)
+    out = torch.full(q.shape, torch.nan, dtype=q.dtype).to(device)
+    lse = torch.full((*q.shape[:2], shape.q_len), torch.nan).to(device)
     strides = TensorStrides(*(Strides(*x.stride()[:3]) for x in (q, k, v, out)))
     plan = make_plan(problem, program.config, shape, strides, problem.head_dim**-0.5, want_lse)
-    scratch = torch.full((plan.workspace_bytes,), _NAN_BYTE, dtype=torch.uint8, device=device)
+    scratch = torch.full((plan.workspace_bytes,), _NAN_BYTE, dtype=torch.uint8).to(device)
     q_at, k_at, v_at, out_at = (x[:, :, _BEYOND:].data_ptr() for x in (q, k, v, out))
     lse_at = lse.data_ptr() if want_lse else 0
     program.prepare(plan).launch(q_at, k_at, v_at, out_at, lse_at, scratch.data_ptr(), raw_stream())
     return out.cpu(), lse.cpu()  # waits
 
 
-def _surround(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """`x` on `device` with tokens of NaN before and after its own."""
+def _surround(x: torch.Tensor) -> torch.Tensor:
+    """`x` with tokens of NaN before and after its own."""
     whole = torch.full((*x.shape[:2], x.shape[2] + 2 * _BEYOND, x.shape[3]), torch.nan, dtype=x.dtype)
     whole[:, :, _BEYOND : _BEYOND + x.shape[2]] = x
-    return whole.to(device)
+    return whole

@@ -64,6 +64,7 @@ ORDER = (
     "runtime.arguments",
     "runtime.explanation",
     "runtime.precision",
+    "runtime.padding",
     "runtime.choose",
     "runtime.fallback",
     "runtime.fetch",

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sagegen
+import sagegen.runtime.library  # registers the op
 from public_calls import BF16, FP16, draw_qkv, kernel
 from sagegen.runtime.arguments import Options
 
