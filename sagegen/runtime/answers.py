@@ -220,7 +220,7 @@ class ReferenceAnswer:
             k,
             v,
             is_causal=options.is_causal,
-            scale=options.scale,
+            scale=None if options.scale is None else float(options.scale),
             layout="HND" if options.layout == "HND" else "NHD",
             return_lse=options.return_lse,  # type: ignore[call-overload]  # the overloads know literals only
             compute=torch.float64 if q.dtype == torch.float64 else torch.float32,

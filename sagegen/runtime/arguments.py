@@ -213,9 +213,13 @@ def _check_number(name: str, value: object) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    if not math.isfinite(value):
-        raise ArgumentError(f"{name}={value} is not finite", "give a finite number")
-    if name == "min_cosine" and not 0 <= float(value) <= 1:
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
+        raise ArgumentError(f"{name}={number} is not finite", "give a finite number")
+    if name == "min_cosine" and not 0 <= number <= 1:
         raise ArgumentError(f"min_cosine={value} is no cosine that an output could have to reach", "use 0 to 1")
 
 
@@ -255,9 +259,12 @@ def _read_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) 
         ("v", v, heads, "head count", k.shape[heads], "k"),
     ):
         if x.shape[axis] != needs:
-            raise ArgumentError(f"{name}: {what} {x.shape[axis]} does not match {of}'s {needs} (layout {layout})")
+            raise ArgumentError(
+                f"{name}: {what} {x.shape[axis]} does not match {of}'s {needs} (layout {layout})",
+                f"give {name} {of}'s {what}, or the other layout=",
+            )
     if q.shape[3] == 0:
-        raise ArgumentError("q: width 0, heads have no channels")
+        raise ArgumentError("q: width 0, heads have no channels", "give q, k and v of one width from 1 on")
     heads_q, heads_kv = q.shape[heads], k.shape[heads]
     if heads_q % heads_kv if heads_kv else heads_q:
         raise ArgumentError(

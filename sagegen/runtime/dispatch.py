@@ -216,7 +216,8 @@ class Dispatcher:
         if explanation.is_fallback:
             backend = options.backend or self.env.backend
             if backend in KERNEL_ANSWERS:
-                raise UnsupportedError(f"backend={backend!r} cannot answer: {explanation.reason}")
+                remedy = "leave backend= and SAGEGEN_BACKEND out to let torch SDPA answer"
+                raise UnsupportedError(f"backend={backend!r} cannot answer: {explanation.reason}", remedy)
             fall_back(explanation.reason, self.env.strict)
         if explanation.answer == "zeros":
             return ZerosAnswer(explanation, options), lasts

@@ -173,6 +173,9 @@ def explain(
 ) -> Explanation:
     """What `attention` with the same arguments would answer, and why; runs, loads and builds nothing.
 
+    Where it would raise UnsupportedError, since `backend` or SAGEGEN_STRICT insist on a kernel, this says what torch
+    would answer without them: `is_fallback`, with the reason.
+
     Raises:
         TypeError, ArgumentError: as `attention`.
     """

@@ -72,6 +72,8 @@ def test_nhd_shapes_are_read():
         ({"backend": "cudnn"}, "backend='cudnn' does not exist"),
         ({"scale": math.nan}, "scale=nan is not finite"),
         ({"scale": -math.inf}, "scale=-inf is not finite"),
+        ({"scale": 10**400}, "scale=inf is not finite"),
+        ({"min_cosine": 10**400}, "min_cosine=inf is not finite"),
         ({"min_cosine": 1.5}, "min_cosine=1.5"),
         ({"min_cosine": math.nan}, "min_cosine=nan"),
         ({"window": (-2, 0)}, "window=(-2, 0)"),
@@ -86,6 +88,7 @@ def test_a_wrong_value_is_named(arguments, names):
     with pytest.raises(ArgumentError) as caught:
         check(**arguments)
     assert str(caught.value).startswith(names)
+    assert caught.value.remedy
 
 
 @pytest.mark.parametrize(

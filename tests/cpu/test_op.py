@@ -6,7 +6,9 @@ import inspect
 import math
 import subprocess
 import sys
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -146,6 +148,14 @@ def test_a_mask_on_the_cpu(make):
     mask = torch.arange(8) < 4
     out = sagegen.attention(q, k, v, attn_mask=mask[None])
     torch.testing.assert_close(out.double(), exact(q, k[:, :, :4], v[:, :, :4])[0], rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 3), np.float64(1 / 3), np.float32(1 / 3)])
+def test_a_scale_of_any_real_type(make, scale):
+    q = make(1, 2, 9, 64)
+    expected = sagegen.attention(q, q, q, scale=1 / 3)
+    torch.testing.assert_close(sagegen.attention(q, q, q, scale=scale), expected)
+    torch.testing.assert_close(sagegen.attention(q, q, q, scale=scale, backend="sdpa"), expected, rtol=2e-2, atol=1e-2)
 
 
 def test_an_unknown_keyword_is_a_type_error(make):
