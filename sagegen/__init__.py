@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from sagegen.runtime.explanation import Explanation
+    from sagegen.runtime.merging import merge_lse
     from sagegen.runtime.op import attention, explain, last_dispatch, sdpa, workspace_bytes
 
     __version__: str
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch", "workspace_bytes"),
     "sagegen.runtime.explanation": ("Explanation",),
+    "sagegen.runtime.merging": ("merge_lse",),
     "sagegen.errors": (
         "SagegenError",
         "ArgumentError",
@@ -59,6 +61,7 @@ __all__ = [
     "explain",
     "last_dispatch",
     "workspace_bytes",
+    "merge_lse",
     "Explanation",
     "SagegenError",
     "ArgumentError",

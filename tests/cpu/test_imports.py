@@ -62,6 +62,7 @@ ORDER = (
     "registry",
     # answering a call
     "runtime.arguments",
+    "runtime.merging",
     "runtime.explanation",
     "runtime.precision",
     "runtime.choose",
