@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sagegen.runtime.explanation import Explanation
     from sagegen.runtime.merging import merge_lse
     from sagegen.runtime.op import attention, explain, last_dispatch, sdpa, workspace_bytes
+    from sagegen.runtime.patching import patched
 
     __version__: str
 
@@ -37,6 +38,7 @@ _MODULES = {
     "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch", "workspace_bytes"),
     "sagegen.runtime.explanation": ("Explanation",),
     "sagegen.runtime.merging": ("merge_lse",),
+    "sagegen.runtime.patching": ("patched",),
     "sagegen.errors": (
         "SagegenError",
         "ArgumentError",
@@ -62,6 +64,7 @@ __all__ = [
     "last_dispatch",
     "workspace_bytes",
     "merge_lse",
+    "patched",
     "Explanation",
     "SagegenError",
     "ArgumentError",

@@ -74,6 +74,7 @@ ORDER = (
     "runtime.dispatch",
     "runtime.library",
     "runtime.op",
+    "runtime.patching",
     # judging it
     "measuring.call",
     "measuring.inputs",
