@@ -147,10 +147,9 @@ def _hooked(model: torch.nn.Module, block: _Block) -> Iterator[None]:
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
         _leave(block)
 
-    # first before all others, so that an exception in one of them finds the block entered
     handles = [
-        model.register_forward_pre_hook(before, prepend=True),
-        model.register_forward_hook(after, always_call=True),
+        model.register_forward_pre_hook(before),
+        model.register_forward_hook(after, always_call=True),  # after an exception in the forward too
     ]
     _note_hooked(block.number, f"{id(model)} {block.options}")
     try:
@@ -182,7 +181,7 @@ def _enter(block: _Block) -> None:
 
 def _leave(block: _Block) -> None:
     blocks = [other for other in _BLOCKS.get() if other.is_open]
-    if block in blocks:  # not so where a global hook raised before ours could enter
+    if block in blocks:  # not so where another hook raised before ours could enter
         blocks.remove(block)
     _BLOCKS.set(tuple(blocks))
 

@@ -106,6 +106,15 @@ def test_before_and_after_it_is_torchs_own(seen):
     assert seen == []
 
 
+def test_blocks_one_after_another_put_the_same_function_there():
+    """A new one each time would pile up, and each would be a new function to torch.compile."""
+    found = []
+    for _ in range(2):
+        with block(0.1):
+            found.append(F.scaled_dot_product_attention)
+    assert found[0] is found[1]
+
+
 def test_an_exception_ends_it(seen):
     with pytest.raises(KeyError), block(0.1):
         raise KeyError
