@@ -50,6 +50,12 @@ VARIABLES = (
         str(DEFAULT_WORKSPACE_MIB),
     ),
     Variable("SAGEGEN_BACKEND", "answer every call with this backend, as `backend=` does", "chosen per call"),
+    Variable("SAGEGEN_DISABLE", "1: answer every call with torch SDPA; `backend=` that names a kernel raises", "0"),
+    Variable(
+        "SAGEGEN_PIN",
+        "run every kernel on a GPU in this config, by its name or `default`, whatever is tuned and `min_cosine` asks",
+        "the registry's",
+    ),
 )  # fmt: skip
 
 
@@ -65,6 +71,8 @@ class Env:
         nvcc: the nvcc that was asked for, as it was written; None when none was.
         backend: the backend that was asked for, as it was written; None when none was.
         workspace_limit: bytes of scratch above which a call is split.
+        disabled: torch SDPA answers every call.
+        pin: name of the config that every kernel is to have, as it was written; None when none was.
     """
 
     cache_dir: Path
@@ -74,6 +82,8 @@ class Env:
     nvcc: str | None
     backend: str | None = None
     workspace_limit: int = DEFAULT_WORKSPACE_MIB * _MIB
+    disabled: bool = False
+    pin: str | None = None
 
 
 def read_env(environ: Mapping[str, str] = os.environ) -> Env:
@@ -96,6 +106,8 @@ def read_env(environ: Mapping[str, str] = os.environ) -> Env:
         nvcc=environ.get("SAGEGEN_NVCC") or None,
         backend=environ.get("SAGEGEN_BACKEND") or None,
         workspace_limit=_read_mib("SAGEGEN_WORKSPACE_MIB", environ.get("SAGEGEN_WORKSPACE_MIB", "")),
+        disabled=_read_flag("SAGEGEN_DISABLE", environ.get("SAGEGEN_DISABLE", "")),
+        pin=environ.get("SAGEGEN_PIN", "").strip() or None,
     )
 
 

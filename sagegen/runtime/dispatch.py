@@ -26,11 +26,12 @@ from sagegen.runtime.answers import (
     empty_output,
 )
 from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
-from sagegen.runtime.choose import EMULATED_GPU, Device, choose
+from sagegen.runtime.choose import DISABLED, EMULATED_GPU, Device, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import build_cubin, describe_compiler, find_cubin, load_emulated
 from sagegen.runtime.machine import CudaRuntime, NoStreams
+from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.splitting import plan_parts, prepare_parts, workspace_bytes
 
 #: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
@@ -65,6 +66,7 @@ class Dispatcher:
         """The settings, read once."""
         env = self._read()
         check_backend("SAGEGEN_BACKEND", env.backend)
+        check_pin(env.pin)
         if not LOGGER.level:
             LOGGER.setLevel(env.log.upper())
         return env
@@ -158,6 +160,8 @@ class Dispatcher:
         Raises:
             UnsupportedError: it is a fallback and SAGEGEN_STRICT is set.
         """
+        if self.env.disabled:
+            reason, is_fallback = DISABLED, False
         if is_fallback:
             fall_back(reason, self.env.strict)
         self._local.last = Explanation("sdpa", reason, is_fallback)

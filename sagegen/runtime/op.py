@@ -76,6 +76,7 @@ def attention(
     Raises:
         TypeError, ArgumentError: a malformed argument; nothing was launched.
         UnsupportedError: no kernel can answer and `backend` or SAGEGEN_STRICT insists on one.
+        ConfigError: the config that SAGEGEN_PIN names breaks a rule for this GPU and problem.
         DriverError: a launch was refused.
         EmulatorError: in the emulator a kernel raced, deadlocked or left its memory; the message quotes the line.
     """

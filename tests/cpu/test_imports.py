@@ -65,6 +65,7 @@ ORDER = (
     "runtime.merging",
     "runtime.explanation",
     "runtime.precision",
+    "runtime.pinning",
     "runtime.choose",
     "runtime.fallback",
     "runtime.fetch",
