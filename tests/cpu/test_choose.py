@@ -359,7 +359,7 @@ def test_a_pinned_config_that_breaks_a_rule_is_named_with_the_rule(env):
 
 
 def test_a_pin_on_a_gpu_that_no_rule_knows_is_an_error(env):
-    with pytest.raises(ConfigError, match="SAGEGEN_PIN=default: NVIDIA X is no known GPU.*sagegen gpus"):
+    with pytest.raises(ConfigError, match=r"SAGEGEN_PIN=default: NVIDIA X is no known GPU.*sagegen gpus"):
         ask(pin(env, "default"), UNKNOWN)
 
 

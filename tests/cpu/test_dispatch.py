@@ -571,7 +571,9 @@ def test_disabled_tensors_on_the_cpu_go_to_torch_too(machine, env):
 @pytest.mark.parametrize("backend", ["kernel", "emulator"])
 def test_disabled_a_kernel_that_the_call_names_is_refused(machine, env, backend):
     dispatcher = Dispatcher(machine, lambda: replace(env, disabled=True))
-    with pytest.raises(UnsupportedError, match=f"backend='{backend}' cannot answer: SAGEGEN_DISABLE=1 is set: unset it"):
+    with pytest.raises(
+        UnsupportedError, match=f"backend='{backend}' cannot answer: SAGEGEN_DISABLE=1 is set: unset it"
+    ):
         call(dispatcher, tensor(1, 2, 5, 64), backend=backend)
 
 

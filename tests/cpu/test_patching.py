@@ -174,7 +174,7 @@ def test_the_innermost_block_answers_and_the_outer_one_comes_back(seen):
         ask()
         with block(0.2):
             ask()
-            with pytest.raises(KeyError), block(0.3):
+            with contextlib.suppress(KeyError), block(0.3):
                 ask()
                 raise KeyError
             ask()
@@ -458,7 +458,7 @@ def test_a_block_of_a_module_inside_a_graph_is_refused_with_the_remedy(seen):
         compiled(Q)  # has a graph of the name being ours and no block around
     with (
         block(0.2, model.second),
-        pytest.raises(torch._dynamo.exc.Unsupported, match="give it the module that torch.compile"),
+        pytest.raises(torch._dynamo.exc.Unsupported, match="give it the module that"),
     ):
         compiled(Q)
     assert seen == []

@@ -131,6 +131,18 @@ def test_scratch_is_what_the_emulators_kernel_takes(make):
     assert sagegen.workspace_bytes(q, q, q) == 0  # the reference answers
 
 
+def test_a_model_inside_patched_runs_in_the_emulator(make):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    q, model = make(1, 2, 70, 64), Model()
+    with sagegen.patched(model, backend="emulator"):
+        out = model(q)
+    assert sagegen.last_dispatch().answer == "emulator"
+    assert torch.equal(out, sagegen.attention(q, q, q, is_causal=True, backend="emulator"))
+
+
 def test_four_parts_of_the_keys_merge_into_the_whole(make):
     """Parts of 50, 0, 30 and 61 keys, each with the mean of its own keys subtracted."""
     q, k, v = make(1, 2, 40, 64), make(1, 2, 141, 64), make(1, 2, 141, 64)
