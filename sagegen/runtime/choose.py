@@ -80,9 +80,7 @@ def choose(
     if device.kind == "meta":
         return Explanation("sdpa", "meta tensors have a shape and no values")
     if env.disabled:
-        if options.backend in KERNEL_ANSWERS:  # who names a kernel in the call must not take torch's answer for it
-            return Explanation("sdpa", f"{DISABLED}: unset it, or leave backend= away", is_fallback=True)
-        return Explanation("sdpa", DISABLED)
+        return _choose_disabled(options)
     if backend == "sdpa":
         return Explanation("sdpa", "backend='sdpa' was asked for")
     if backend == "reference":
@@ -104,6 +102,13 @@ def choose(
         return _choose_pinned(checked.problem, env.pin, find, options, device, notes)
     answer = partial(_choose_tuned, find=find, options=options, device=device, forced=forced, notes=notes)
     return _choose_precision(checked.problem, answer, options)
+
+
+def _choose_disabled(options: Options) -> Explanation:
+    """torch, as SAGEGEN_DISABLE asks; who names a kernel in the call must not take torch's answer for one."""
+    if options.backend in KERNEL_ANSWERS:
+        return Explanation("sdpa", f"{DISABLED}: unset it, or leave backend= away", is_fallback=True)
+    return Explanation("sdpa", DISABLED)
 
 
 def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation], options: Options) -> Explanation:
