@@ -138,6 +138,8 @@ def sdpa_with(
     """
     backend = options.get("backend")
     reason = _torch_reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, backend)
+    if reason is None and torch.compiler.is_compiling() and not _fit(query, key, value):
+        reason = "shapes are such as only torch takes"  # `attention` would say so when the graph runs: too late
     if reason is None:
         try:
             result = attention(query, key, value, is_causal=is_causal, scale=scale, **options)
@@ -149,6 +151,18 @@ def sdpa_with(
     if not torch.compiler.is_compiling():
         dispatcher().answer_by_torch(reason, is_fallback=query.device.type == "cuda")
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether `attention` takes these shapes, all [batch, heads, tokens, dim]: none is broadcast."""
+    if query.dim() != 4 or key.dim() != 4:
+        return False
+    batch, heads, _, width = query.shape
+    return (
+        value.shape == key.shape
+        and (key.shape[0], key.shape[3]) == (batch, width)
+        and (heads % key.shape[1] if key.shape[1] else heads) == 0
+    )
 
 
 def _torch_reason(

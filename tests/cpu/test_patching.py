@@ -475,6 +475,27 @@ def test_without_fullgraph_a_block_of_a_module_inside_breaks_the_graph_and_holds
     assert seen == [0.1, 0.3]
 
 
+@pytest.mark.parametrize(
+    ("shapes", "is_ours"),
+    [
+        (((3, 2, 5, 64), (1, 2, 5, 64), (1, 2, 5, 64)), False),  # torch broadcasts the batch
+        (((1, 2, 5, 64), (1, 2, 7, 64), (1, 2, 7, 32)), False),  # V narrower than Q and K
+        (((1, 2, 5, 64), (1, 2, 7, 64), (1, 2, 7, 64)), True),
+        (((1, 4, 5, 64), (1, 2, 7, 64), (1, 2, 7, 64)), True),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_calls_of_shapes_that_only_torch_takes_are_torchs(seen, shapes, is_ours, dynamic):
+    q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) for shape in shapes)
+    gqa = q.shape[1] != k.shape[1]
+    compiled = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x, enable_gqa=gqa), fullgraph=True, backend="eager", dynamic=dynamic
+    )
+    with block(0.1):
+        torch.testing.assert_close(compiled(q, k, v), TORCH(q, k, v, enable_gqa=gqa))
+    assert seen == [0.1] * is_ours
+
+
 def test_compiled_calls_that_need_a_gradient_have_one():
     compiled = torch.compile(Attention(), fullgraph=True, backend="aot_eager")
     x, y = (Q.clone().requires_grad_() for _ in range(2))
