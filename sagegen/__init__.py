@@ -29,13 +29,17 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from sagegen.runtime.explanation import Explanation
+    from sagegen.runtime.merging import merge_lse
     from sagegen.runtime.op import attention, explain, last_dispatch, sdpa, warmup, workspace_bytes
+    from sagegen.runtime.patching import patched
 
     __version__: str
 
 _MODULES = {
     "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch", "warmup", "workspace_bytes"),
     "sagegen.runtime.explanation": ("Explanation",),
+    "sagegen.runtime.merging": ("merge_lse",),
+    "sagegen.runtime.patching": ("patched",),
     "sagegen.errors": (
         "SagegenError",
         "ArgumentError",
@@ -62,6 +66,8 @@ __all__ = [
     "last_dispatch",
     "warmup",
     "workspace_bytes",
+    "merge_lse",
+    "patched",
     "Explanation",
     "SagegenError",
     "ArgumentError",

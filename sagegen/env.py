@@ -51,6 +51,12 @@ VARIABLES = (
     ),
     Variable("SAGEGEN_SELF_TEST", "0: use kernels without trying each on a tiny problem when it is loaded", "1"),
     Variable("SAGEGEN_BACKEND", "answer every call with this backend, as `backend=` does", "chosen per call"),
+    Variable("SAGEGEN_DISABLE", "1: answer every call with torch SDPA; `backend=` that names a kernel raises", "0"),
+    Variable(
+        "SAGEGEN_PIN",
+        "run every kernel on a GPU in this config, by its name or `default`, whatever is tuned and `min_cosine` asks",
+        "the registry's",
+    ),
 )  # fmt: skip
 
 
@@ -67,6 +73,8 @@ class Env:
         backend: the backend that was asked for, as it was written; None when none was.
         workspace_limit: bytes of scratch above which a call is split.
         self_test: try a kernel on a tiny problem when it is loaded.
+        disabled: torch SDPA answers every call.
+        pin: name of the config that every kernel is to have, as it was written; None when none was.
     """
 
     cache_dir: Path
@@ -77,6 +85,8 @@ class Env:
     backend: str | None = None
     workspace_limit: int = DEFAULT_WORKSPACE_MIB * _MIB
     self_test: bool = True
+    disabled: bool = False
+    pin: str | None = None
 
 
 def read_env(environ: Mapping[str, str] = os.environ) -> Env:
@@ -100,6 +110,8 @@ def read_env(environ: Mapping[str, str] = os.environ) -> Env:
         backend=environ.get("SAGEGEN_BACKEND") or None,
         workspace_limit=_read_mib("SAGEGEN_WORKSPACE_MIB", environ.get("SAGEGEN_WORKSPACE_MIB", "")),
         self_test=_read_flag("SAGEGEN_SELF_TEST", environ.get("SAGEGEN_SELF_TEST") or "1"),
+        disabled=_read_flag("SAGEGEN_DISABLE", environ.get("SAGEGEN_DISABLE", "")),
+        pin=environ.get("SAGEGEN_PIN", "").strip() or None,
     )
 
 

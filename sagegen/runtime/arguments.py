@@ -108,7 +108,7 @@ def check_call(
         TypeError: an argument is of the wrong Python type.
         ArgumentError: an argument has a wrong value, shape, dtype or device; the message names it.
     """
-    _check_options(options)
+    check_options(options)
     _check_tensors(q, k, v)
     shape = _read_shape(q, k, v, options.layout)
     head_dim = q.shape[-1]
@@ -189,7 +189,8 @@ def read_strides(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.T
     return TensorStrides(read(q), read(k), read(v), read(out))
 
 
-def _check_options(options: Options) -> None:
+def check_options(options: Options) -> None:
+    """Raise TypeError or ArgumentError, naming the argument, unless every option has a value that it may have."""
     for name, value, allowed in (
         ("layout", options.layout, LAYOUTS),
         ("precision", options.precision, PRECISIONS),

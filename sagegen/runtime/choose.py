@@ -15,14 +15,16 @@ from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
 from sagegen.rules import Target, default_config_with
 from sagegen.runtime.arguments import STEPS, Checked, Options
-from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.padding import is_padding_worth_it
+from sagegen.runtime.pinning import pinned_config
 from sagegen.runtime.precision import prefer
 from sagegen.space import Config, parse_config
 
 #: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
 EMULATED_GPU = GPUS["l20"]
 
+DISABLED = "SAGEGEN_DISABLE=1 is set"
 NO_GRADIENT = "an input requires a gradient, which only torch computes"
 
 
@@ -69,12 +71,17 @@ def choose(
     Args:
         needs_grad: an input requires a gradient and grad mode is on.
         on_registry_error: gets the error of each malformed registry file, which is then left out.
+
+    Raises:
+        ConfigError: the config that SAGEGEN_PIN names breaks a rule for this GPU and problem.
     """
     backend = options.backend or env.backend
     if checked.is_empty:
         return Explanation("zeros", "there is no query, or no key to see")
     if device.kind == "meta":
         return Explanation("sdpa", "meta tensors have a shape and no values")
+    if env.disabled:
+        return _choose_disabled(options)
     if backend == "sdpa":
         return Explanation("sdpa", "backend='sdpa' was asked for")
     if backend == "reference":
@@ -92,9 +99,18 @@ def choose(
         lookup, device.gpu, kv_len=checked.shape.kv_len, env=env, arch=device.arch, on_error=on_registry_error
     )
     forced, notes = backend == "kernel", _copy_notes(checked)
+    if env.pin is not None:
+        return _choose_pinned(checked.problem, env.pin, find, options, device, notes)
     answer = partial(_choose_tuned, find=find, options=options, device=device, forced=forced, notes=notes)
     explanation = _choose_precision(checked.problem, answer, options)
     return explanation if forced else _weigh_padding(explanation, checked, device)
+
+
+def _choose_disabled(options: Options) -> Explanation:
+    """torch, as SAGEGEN_DISABLE asks; who names a kernel in the call must not take torch's answer for one."""
+    if options.backend in KERNEL_ANSWERS:
+        return Explanation("sdpa", f"{DISABLED}: unset it, or leave backend= away", is_fallback=True)
+    return Explanation("sdpa", DISABLED)
 
 
 def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation], options: Options) -> Explanation:
@@ -168,6 +184,29 @@ def _choose_tuned(
     if found is None:
         return _choose_default(problem, options, device, notes, has_others=other is not None)
     return _choose_kernel(problem, found, options, device, forced, notes)
+
+
+def _choose_pinned(
+    problem: Problem,
+    pin: str,
+    find: Callable[..., Found | None],
+    options: Options,
+    device: Device,
+    notes: tuple[str, ...],
+) -> Explanation:
+    """The config that SAGEGEN_PIN names; an entry of the same config lends its cubin, which serves all lengths."""
+    config = pinned_config(pin, device.gpu, device.product, problem)
+    if contradicted := _contradicted(config, options):
+        reason = f"{_spell(contradicted)} is not what the config of SAGEGEN_PIN does"
+        return Explanation("sdpa", reason, is_fallback=True, gpu=device.name, problem=problem)
+
+    def admits(entry: Entry) -> bool:
+        return entry.config == config.name
+
+    found = find(problem, admits=admits) or find(problem, kv_len=1, admits=admits)
+    reason = "pinned by SAGEGEN_PIN" + (f"; the cubin is that of an entry of {found.gpu_name}" if found else "")
+    notes += ("SAGEGEN_PIN decides on the config, whatever is tuned and whatever min_cosine asks",)
+    return Explanation("kernel", reason, False, device.name, problem, found, config, notes)
 
 
 def _contradicted(config: Config, options: Options) -> dict[str, bool]:

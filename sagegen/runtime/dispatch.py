@@ -15,11 +15,12 @@ from sagegen.errors import DriverError, RegistryError, SagegenError, Unsupported
 from sagegen.plan import Loaded
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
 from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
-from sagegen.runtime.choose import EMULATED_GPU, Device, choose
+from sagegen.runtime.choose import DISABLED, EMULATED_GPU, Device, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import build_cubin, describe_compiler, find_cubin, load_emulated
 from sagegen.runtime.machine import CudaRuntime, NoStreams
+from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
 from sagegen.runtime.splitting import plan_parts, workspace_bytes
 
@@ -55,6 +56,7 @@ class Dispatcher:
         """The settings, read once."""
         env = self._read()
         check_backend("SAGEGEN_BACKEND", env.backend)
+        check_pin(env.pin)
         if not LOGGER.level:
             LOGGER.setLevel(env.log.upper())
         return env
@@ -166,6 +168,8 @@ class Dispatcher:
         Raises:
             UnsupportedError: it is a fallback and SAGEGEN_STRICT is set.
         """
+        if self.env.disabled:
+            reason, is_fallback = DISABLED, False
         if is_fallback:
             fall_back(reason, self.env.strict)
         self._local.last = Explanation("sdpa", reason, is_fallback)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sagegen.errors import ArgumentError
+from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.runtime.arguments import DEFAULT_MIN_COSINE
 from sagegen.runtime.dispatch import dispatcher
+from sagegen.runtime.explanation import KERNEL_ANSWERS
 from sagegen.runtime.fallback import torch_sdpa
 from sagegen.runtime.library import call_op
 
@@ -76,6 +78,7 @@ def attention(
     Raises:
         TypeError, ArgumentError: a malformed argument; nothing was launched.
         UnsupportedError: no kernel can answer and `backend` or SAGEGEN_STRICT insists on one.
+        ConfigError: the config that SAGEGEN_PIN names breaks a rule for this GPU and problem.
         DriverError: a launch was refused.
         EmulatorError: in the emulator a kernel raced, deadlocked or left its memory; the message quotes the line.
     """
@@ -110,21 +113,58 @@ def sdpa(
 ) -> torch.Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` with a kernel where one gives the same, torch elsewhere.
 
-    Keeps torch's signature and its causal rule, which aligns top-left when lengths differ.
+    Keeps torch's signature and its causal rule, which aligns top-left when lengths differ. `sagegen.patched` puts it
+    in torch's place, with options.
 
     Raises:
         UnsupportedError: torch would have to answer and SAGEGEN_STRICT=1 is set.
     """
-    reason = _torch_reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    return sdpa_with({}, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def sdpa_with(
+    options: Mapping[str, Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`sdpa` with further keywords of `attention`, already checked: precision, accuracy, steps and backend.
+
+    Raises:
+        UnsupportedError: torch would have to answer, and the backend that is asked for or SAGEGEN_STRICT=1 forbids it.
+    """
+    backend = options.get("backend")
+    reason = _torch_reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, backend)
+    if reason is None and torch.compiler.is_compiling() and not _fit(query, key, value):
+        reason = "shapes are such as only torch takes"  # `attention` would say so when the graph runs: too late
     if reason is None:
         try:
-            result = attention(query, key, value, is_causal=is_causal, scale=scale)
+            result = attention(query, key, value, is_causal=is_causal, scale=scale, **options)
             return result[0] if isinstance(result, tuple) else result
         except ArgumentError as error:  # torch accepts more, such as broadcast batches; or has its own words for it
             reason = str(error)
+    if backend in KERNEL_ANSWERS:
+        raise UnsupportedError(f"backend={backend!r} cannot answer: {reason}", "leave backend= away")
     if not torch.compiler.is_compiling():
         dispatcher().answer_by_torch(reason, is_fallback=query.device.type == "cuda")
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether `attention` takes these shapes, all [batch, heads, tokens, dim]: none is broadcast."""
+    if query.dim() != 4 or key.dim() != 4:
+        return False
+    batch, heads, _, width = query.shape
+    return (
+        value.shape == key.shape
+        and (key.shape[0], key.shape[3]) == (batch, width)
+        and (heads % key.shape[1] if key.shape[1] else heads) == 0
+    )
 
 
 def _torch_reason(
@@ -135,9 +175,10 @@ def _torch_reason(
     dropout_p: float,
     is_causal: bool,
     enable_gqa: bool,
+    backend: str | None,
 ) -> str | None:
     """Why only torch's own function gives what its signature promises; None when `attention` does too."""
-    if query.device.type != "cuda":
+    if query.device.type != "cuda" and backend is None:
         return f"tensors are on {query.device.type}"
     if query.dim() != 4 or key.dim() != 4:
         return "inputs are not of 4 dimensions"

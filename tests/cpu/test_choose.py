@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sagegen import registry
 from sagegen.abi import LAUNCH_ABI
 from sagegen.env import Env
+from sagegen.errors import ArgumentError, ConfigError
 from sagegen.gpu import GPUS
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
 from sagegen.runtime.arguments import Options, check_call
 from sagegen.runtime.choose import Device, choose
+from sagegen.runtime.pinning import check_pin
 
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", GPUS["h200"])
 UNKNOWN = Device("cuda", 0, "NVIDIA X", "sm_90", None)
@@ -342,3 +346,94 @@ def test_a_padded_kernel_must_gain_more_than_its_copies_cost(env, length, head_d
 def test_a_padded_kernel_says_that_inputs_are_copied(env):
     keep(env, entry("int8"))
     assert "head_dim 48 is padded to 64: q, k, v and out are copied" in ask(env, head_dim=48).notes
+
+
+# --- SAGEGEN_PIN
+
+L20 = Device("cuda", 0, "NVIDIA L20", "sm_89", GPUS["l20"])
+
+
+#: Valid on an H200, which PLAIN_V is not, and of V not smoothed either.
+PINNED = PLAIN_V.replace("scoverlap", "scplain")
+
+
+def pin(env: Env, name: str = PINNED) -> Env:
+    return replace(env, pin=name)
+
+
+@pytest.mark.parametrize("answer", ["kernel", "sdpa"])
+def test_a_pinned_config_goes_before_what_is_tuned(env, answer):
+    keep(env, entry(config=SMOOTH_V, answer=answer, vs_sdpa=0.5))
+    explanation = ask(pin(env))
+    assert (explanation.answer, explanation.config.name, explanation.found) == ("kernel", PINNED, None)
+    assert explanation.kernel == f"d64_fp16_full_int8_{PINNED}"
+    assert str(explanation).startswith("kernel: pinned by SAGEGEN_PIN\n")
+    assert explanation.notes[-1].startswith("SAGEGEN_PIN decides on the config")
+
+
+def test_a_pinned_config_is_int8_unless_int4_is_asked_for(env):
+    keep(env, entry("int8", 100), entry("int4", 900, cosine=0.9995))
+    assert precision_of(ask(env)) == "int4"
+    assert precision_of(ask(pin(env))) == "int8"
+    explanation = ask(pin(env, "default"), precision="int4")  # whatever min_cosine says
+    assert precision_of(explanation) == "int4"
+    assert explanation.passed_over == ()
+
+
+@pytest.mark.parametrize(("kv", "kv_len"), [((1, 200), 100), ((1, 50), 100), ((200, None), 100)])
+def test_an_entry_of_the_pinned_config_lends_its_cubin_whatever_its_lengths(env, kv, kv_len):
+    keep(env, entry(config=PINNED, kv=kv, cubin_sha256="1" * 64))
+    explanation = ask(pin(env), kv_len=kv_len)
+    assert explanation.found.entry.cubin_sha256 == "1" * 64
+    assert explanation.reason == "pinned by SAGEGEN_PIN; the cubin is that of an entry of h200"
+
+
+def test_default_pins_the_default_config(env):
+    untuned = ask(env).config
+    keep(env, entry(config=PLAIN_V))
+    explanation = ask(pin(env, "default"))
+    assert (explanation.config, explanation.provenance) == (untuned, "untuned")
+
+
+def test_a_step_that_the_pinned_config_does_not_take_is_not_dropped(env):
+    explanation = ask(pin(env), smooth_v=True)
+    assert (explanation.answer, explanation.is_fallback) == ("sdpa", True)
+    assert explanation.reason == "smooth_v=True is not what the config of SAGEGEN_PIN does"
+    assert ask(pin(env, SMOOTH_V), smooth_v=True).answer == "kernel"
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_a_pin_leaves_other_backends_alone(env, backend):
+    assert ask(pin(env), backend=backend).answer == backend
+
+
+def test_a_pinned_config_that_breaks_a_rule_is_named_with_the_rule(env):
+    with pytest.raises(
+        ConfigError, match=f"SAGEGEN_PIN: config {PLAIN_V} is not valid for h200 .*: overlap .*; unset SAGEGEN_PIN"
+    ):
+        ask(pin(env, PLAIN_V))
+    with pytest.raises(ConfigError, match=f"SAGEGEN_PIN: config {PINNED} is not valid for l20"):
+        ask(pin(env), L20)
+
+
+def test_a_pin_on_a_gpu_that_no_rule_knows_is_an_error(env):
+    with pytest.raises(ConfigError, match=r"SAGEGEN_PIN=default: NVIDIA X is no known GPU.*sagegen gpus"):
+        ask(pin(env, "default"), UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fast", "SAGEGEN_PIN='fast': config 'fast' names no kernel family; start it with one of mma, wgmma"),
+        (PLAIN_V.replace("bk128", "bk129"), "SAGEGEN_PIN='wgmma_c2_bk129.*bk129"),
+        (PLAIN_V.removesuffix("_exmufu"), "SAGEGEN_PIN='wgmma_c2"),
+    ],
+)
+def test_a_pin_that_spells_no_config_is_named(name, says):
+    with pytest.raises(ArgumentError, match=says):
+        check_pin(name)
+
+
+def test_a_pin_may_be_any_config_the_default_or_none():
+    for name in (PLAIN_V, "default", None):
+        check_pin(name)

@@ -605,6 +605,75 @@ def test_strict_allows_torch_where_it_is_faster_or_asked_for(machine, env):
     call(dispatcher, tensor(1, 2, 5, 96), backend="sdpa")
 
 
+@pytest.mark.parametrize("backend", [None, "sdpa", "reference"])
+def test_disabled_torch_answers_without_complaint_or_fallback(machine, env, caplog, backend):
+    """Under SAGEGEN_STRICT, too; whatever SAGEGEN_BACKEND and SAGEGEN_PIN say, and where a kernel would be at hand."""
+    ship(env, make_entry())
+    settings = replace(env, disabled=True, strict=True, backend="kernel", pin=CONFIG.name)
+    dispatcher = Dispatcher(machine, lambda: settings)
+    q, mask = tensor(1, 2, 5, 64), torch.eye(5, dtype=torch.bool)
+    expected = torch.softmax(q.float() @ q.float().mT / 8, -1) @ q.float()
+    torch.testing.assert_close(call(dispatcher, q, backend=backend).float(), expected, rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(call(dispatcher, q, attn_mask=mask, backend=backend), q)
+    assert (dispatcher.last.answer, dispatcher.last.is_fallback) == ("sdpa", False)
+    assert dispatcher.last.reason == "SAGEGEN_DISABLE=1 is set"
+    assert machine.launches == []
+    assert messages(caplog) == []
+
+
+def test_disabled_tensors_on_the_cpu_go_to_torch_too(machine, env):
+    machine.here = Device("cpu", -1)
+    dispatcher = Dispatcher(machine, lambda: replace(env, disabled=True))
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert dispatcher.last.reason == "SAGEGEN_DISABLE=1 is set"
+
+
+@pytest.mark.parametrize("backend", ["kernel", "emulator"])
+def test_disabled_a_kernel_that_the_call_names_is_refused(machine, env, backend):
+    dispatcher = Dispatcher(machine, lambda: replace(env, disabled=True))
+    with pytest.raises(
+        UnsupportedError, match=f"backend='{backend}' cannot answer: SAGEGEN_DISABLE=1 is set: unset it"
+    ):
+        call(dispatcher, tensor(1, 2, 5, 64), backend=backend)
+
+
+def test_disabled_what_the_caller_leaves_to_torch_is_no_fallback(machine, env, caplog):
+    """As `sdpa` with a mask, which under SAGEGEN_STRICT would raise."""
+    dispatcher = Dispatcher(machine, lambda: replace(env, disabled=True, strict=True))
+    dispatcher.answer_by_torch("dropout has no kernel", is_fallback=True)
+    assert (dispatcher.last.reason, dispatcher.last.is_fallback) == ("SAGEGEN_DISABLE=1 is set", False)
+    assert messages(caplog) == []
+
+
+#: Not CONFIG, the default one.
+PINNED = "wgmma_c2_bk128_st2_scplain_actwo_ks128_rsskip_suones_exmufu"
+
+
+def test_a_pinned_config_is_built_and_launched_instead_of_the_tuned_one(machine, env, compiler, caplog):
+    ship(env, make_entry())
+    dispatcher = Dispatcher(machine, lambda: replace(env, pin=PINNED))
+    assert CONFIG.name != PINNED
+    for kv_len in (5, 5000):
+        call(dispatcher, tensor(1, 2, 5, 64), tensor(1, 2, kv_len, 64))
+    assert [program.name for program in machine.loads] == [f"d64_fp16_full_int8_{PINNED}"]
+    assert len(machine.launches) == 2
+    assert len(compiler.calls) == 1
+    assert [m for m in messages(caplog) if "SAGEGEN_PIN decides on the config" in m] == messages(caplog)[-1:]
+
+
+def test_a_pinned_config_that_the_registry_has_needs_no_nvcc(machine, env):
+    ship(env, make_entry(kv=(1, 9)))
+    dispatcher = Dispatcher(machine, lambda: replace(env, pin=CONFIG.name))
+    call(dispatcher, tensor(1, 2, 5, 64), tensor(1, 2, 5000, 64))
+    assert [program.cubin for program in machine.loads] == [b"cubin"]
+
+
+def test_a_wrong_pin_in_the_environment_is_named(machine, env):
+    dispatcher = Dispatcher(machine, lambda: replace(env, pin="fast"))
+    with pytest.raises(ArgumentError, match="SAGEGEN_PIN='fast'"):
+        call(dispatcher, tensor(1, 2, 5, 64))
+
+
 def test_the_emulator_takes_no_cuda_tensors(dispatcher, machine, env):
     ship(env, make_entry())
     with pytest.raises(UnsupportedError, match=r"runs on CPU tensors, these are on cuda: move them with \.cpu"):

@@ -56,11 +56,18 @@ def test_the_table_lists_exactly_the_variables_that_are_read(home: Path) -> None
     assert recorder.asked == {variable.name for variable in VARIABLES}
 
 
+def test_the_readme_has_the_same_table() -> None:
+    lines = (Path(__file__).parents[2] / "README.md").read_text().splitlines()
+    rows = [f"| `{variable.name}` | {variable.meaning} | {variable.default} |" for variable in VARIABLES]
+    assert [line for line in lines if line.startswith("| `SAGEGEN_")] == rows
+
+
 def test_without_variables_folders_are_the_users(home: Path) -> None:
     env = read_env({})
     assert env.cache_dir == home / ".cache" / "sagegen"
     assert env.tuned_dir == home / ".local" / "share" / "sagegen" / "tuned"
     assert (env.strict, env.log, env.nvcc, env.backend) == (False, "warning", None, None)
+    assert (env.disabled, env.pin) == (False, None)
 
 
 def test_variables_win(home: Path, tmp_path: Path) -> None:
@@ -72,11 +79,14 @@ def test_variables_win(home: Path, tmp_path: Path) -> None:
             "SAGEGEN_LOG": "DEBUG",
             "SAGEGEN_NVCC": "/opt/nvcc",
             "SAGEGEN_BACKEND": "sdpa",
+            "SAGEGEN_DISABLE": "on",
+            "SAGEGEN_PIN": " mma_x ",
         }
     )
     assert env.cache_dir == home / "mine"
     assert env.tuned_dir == tmp_path / "tuned"
     assert (env.strict, env.log, env.nvcc, env.backend) == (True, "debug", "/opt/nvcc", "sdpa")
+    assert (env.disabled, env.pin) == (True, "mma_x")
 
 
 def test_empty_variables_count_as_unset(home: Path) -> None:
@@ -93,6 +103,7 @@ def test_flags_are_on_or_off(home: Path, text: str, strict: bool) -> None:
     [
         ("SAGEGEN_STRICT", "maybe"),
         ("SAGEGEN_SELF_TEST", "2"),
+        ("SAGEGEN_DISABLE", "maybe"),
         ("SAGEGEN_LOG", "loud"),
         *(("SAGEGEN_WORKSPACE_MIB", text) for text in ("0", "-1", "1.5", "2GB")),
     ],

@@ -62,9 +62,11 @@ ORDER = (
     "registry",
     # answering a call
     "runtime.arguments",
+    "runtime.merging",
     "runtime.explanation",
     "runtime.precision",
     "runtime.padding",
+    "runtime.pinning",
     "runtime.choose",
     "runtime.fallback",
     "runtime.fetch",
@@ -76,6 +78,7 @@ ORDER = (
     "runtime.dispatch",
     "runtime.library",
     "runtime.op",
+    "runtime.patching",
     # judging it
     "measuring.call",
     "measuring.inputs",

@@ -152,3 +152,29 @@ def test_scratch_is_what_the_emulators_kernel_takes(make):
     q = make(2, 4, 70, 64)
     assert sagegen.workspace_bytes(q, q, q, backend="emulator") > 3 * q.numel()  # a byte per channel, padded to tiles
     assert sagegen.workspace_bytes(q, q, q) == 0  # the reference answers
+
+
+def test_a_model_inside_patched_runs_in_the_emulator(make):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    q, model = make(1, 2, 70, 64), Model()
+    with sagegen.patched(model, backend="emulator"):
+        out = model(q)
+    assert sagegen.last_dispatch().answer == "emulator"
+    assert torch.equal(out, sagegen.attention(q, q, q, is_causal=True, backend="emulator"))
+
+
+def test_four_parts_of_the_keys_merge_into_the_whole(make):
+    """Parts of 50, 0, 30 and 61 keys, each with the mean of its own keys subtracted."""
+    q, k, v = make(1, 2, 40, 64), make(1, 2, 141, 64), make(1, 2, 141, 64)
+    parts = [
+        sagegen.attention(q, k[:, :, keys], v[:, :, keys], backend="emulator", return_lse=True)
+        for keys in (slice(0, 50), slice(50, 50), slice(50, 80), slice(80, 141))
+    ]
+    out, lse = sagegen.merge_lse([part[0] for part in parts], [part[1] for part in parts])
+    scores = q.double() @ k.double().mT / 8
+    expected = scores.softmax(-1) @ v.double()
+    assert 0.001 < (out.double() - expected).norm() / expected.norm() < 0.05
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=0.06)
