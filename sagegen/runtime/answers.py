@@ -16,10 +16,11 @@ import torch
 from sagegen import reference
 from sagegen.plan import Launcher, Loaded
 from sagegen.problem import Problem
-from sagegen.runtime.arguments import ALIGNMENT, Options
-from sagegen.runtime.choose import Device
+from sagegen.runtime.arguments import ALIGNMENT
+from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.fallback import attend, warn_once
+from sagegen.runtime.options import Options
 from sagegen.runtime.padding import pad_channels
 from sagegen.runtime.splitting import SplitCall
 from sagegen.space import Config

@@ -5,23 +5,15 @@ Layouts: HND is [batch, heads, tokens, dim], NHD is [batch, tokens, heads, dim].
 
 from __future__ import annotations
 
-import math
-import numbers
 from dataclasses import dataclass
 
 import torch
 
-from sagegen.entry import ASSUMED_COSINES
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides, TensorStrides
 from sagegen.problem import HEAD_DIMS, Dtype, Problem, Shape
+from sagegen.runtime.options import Options, check_options
 
-LAYOUTS = ("HND", "NHD")
-PRECISIONS = ("auto", "int8", "int4")
-#: Arguments that ask for a step of the quantizer, and the config's attribute that says whether it takes it.
-STEPS = {"smooth_q": "smooths_q", "smooth_v": "smooths_v", "rotate": "rotates"}
-BACKENDS = ("kernel", "emulator", "sdpa", "reference")
-DEFAULT_MIN_COSINE = ASSUMED_COSINES["int8"]
 #: Kernels load 16 bytes at a time: addresses and strides must be multiples of that.
 ALIGNMENT = 16
 
@@ -29,30 +21,6 @@ _KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.float16: "fp16", torch.bfloat1
 _OTHER_DTYPES = (torch.float32, torch.float64)
 _ALIGNED_ELEMENTS = ALIGNMENT // 2
 _CONTIGUOUS = "give a tensor of shape [batch, heads, tokens, dim] (HND) or [batch, tokens, heads, dim] (NHD)"
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The arguments of `attention` that are no tensors, as the caller gave them. See there for their meaning."""
-
-    layout: str = "HND"
-    is_causal: bool = False
-    scale: float | None = None
-    window: tuple[int, int] | None = None
-    precision: str = "auto"
-    min_cosine: float = DEFAULT_MIN_COSINE
-    smooth_k: bool | None = None
-    smooth_q: bool | None = None
-    smooth_v: bool | None = None
-    rotate: bool | None = None
-    return_lse: bool = False
-    backend: str | None = None
-
-    @property
-    def steps(self) -> dict[str, bool]:
-        """The steps of the quantizer that the caller wants, or wants not, by argument."""
-        asked = {name: getattr(self, name) for name in STEPS}
-        return {name: value for name, value in asked.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +108,6 @@ def _make_problem(head_dim: int, dtype: Dtype, options: Options) -> Problem:
     return Problem(width, dtype, options.is_causal, "int4" if options.precision == "int4" else "int8")
 
 
-def check_backend(name: str, value: str | None) -> None:
-    """Raise ArgumentError, naming the argument or variable `name`, unless `value` is None or one of BACKENDS."""
-    if value is not None and value not in BACKENDS:
-        raise ArgumentError(f"{name}={value!r} does not exist", f"use one of {', '.join(BACKENDS)}")
-
-
 def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
     """Check that `out` can take the answer to `q`.
 
@@ -187,50 +149,6 @@ def read_strides(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.T
         return Strides(strides[0], strides[heads], strides[tokens])
 
     return TensorStrides(read(q), read(k), read(v), read(out))
-
-
-def check_options(options: Options) -> None:
-    """Raise TypeError or ArgumentError, naming the argument, unless every option has a value that it may have."""
-    for name, value, allowed in (
-        ("layout", options.layout, LAYOUTS),
-        ("precision", options.precision, PRECISIONS),
-    ):
-        if value not in allowed:
-            raise ArgumentError(f"{name}={value!r} does not exist", f"use one of {', '.join(map(str, allowed))}")
-    check_backend("backend", options.backend)
-    for name in ("is_causal", "return_lse"):
-        if not isinstance(getattr(options, name), bool):
-            raise TypeError(f"{name} must be a bool, not {type(getattr(options, name)).__name__}")
-    for name in ("smooth_k", *STEPS):
-        if not isinstance(getattr(options, name), (bool, type(None))):
-            raise TypeError(f"{name} must be a bool or None, not {type(getattr(options, name)).__name__}")
-    _check_number("scale", options.scale)
-    _check_number("min_cosine", options.min_cosine)
-    _check_window(options.window)
-
-
-def _check_number(name: str, value: object) -> None:
-    if value is None and name == "scale":
-        return
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    try:
-        number = float(value)
-    except OverflowError:  # a whole number beyond all floats
-        number = math.inf
-    if not math.isfinite(number):
-        raise ArgumentError(f"{name}={number} is not finite", "give a finite number")
-    if name == "min_cosine" and not 0 <= number <= 1:
-        raise ArgumentError(f"min_cosine={value} is no cosine that an output could have to reach", "use 0 to 1")
-
-
-def _check_window(window: object) -> None:
-    if window is None:
-        return
-    if not isinstance(window, tuple) or len(window) != 2 or not all(type(side) is int for side in window):
-        raise TypeError(f"window must be a pair of ints (left, right) or None, not {window!r}")
-    if min(window) < -1:
-        raise ArgumentError(f"window={window} has a negative side", "-1 leaves a side open")
 
 
 def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

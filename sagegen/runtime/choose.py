@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from sagegen.abi import LAUNCH_ABI
@@ -14,8 +14,10 @@ from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
 from sagegen.rules import Target, default_config_with
-from sagegen.runtime.arguments import STEPS, Checked, Options
+from sagegen.runtime.arguments import Checked
+from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
+from sagegen.runtime.options import STEPS, Options
 from sagegen.runtime.padding import is_padding_worth_it
 from sagegen.runtime.pinning import pinned_config
 from sagegen.runtime.precision import prefer
@@ -26,35 +28,6 @@ EMULATED_GPU = GPUS["l20"]
 
 DISABLED = "SAGEGEN_DISABLE=1 is set"
 NO_GRADIENT = "an input requires a gradient, which only torch computes"
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Where a call's tensors are.
-
-    Attributes:
-        kind: torch's device type.
-        index: torch's device index, -1 for the CPU.
-        product, arch: the driver's name and e.g. `sm_89`; empty off CUDA.
-        gpu: the known GPU that it is.
-    """
-
-    kind: str
-    index: int
-    product: str = ""
-    arch: str = ""
-    gpu: Gpu | None = None
-
-    @property
-    def name(self) -> str | None:
-        return self.gpu.name if self.gpu else self.product or None
-
-    def tune_command(self, problem: Problem) -> str:
-        """What to run for a kernel of `problem`; for an unknown GPU, to see the known ones."""
-        if self.gpu is None:
-            return "sagegen gpus"
-        option = "" if problem.precision == "int8" else f" --precision {problem.precision}"
-        return f"sagegen tune --gpu {self.gpu.name}{option}"
 
 
 def choose(

@@ -14,12 +14,14 @@ from sagegen.env import Env, read_env
 from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
 from sagegen.plan import Loaded
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
-from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
-from sagegen.runtime.choose import DISABLED, EMULATED_GPU, Device, choose
+from sagegen.runtime.arguments import Checked, check_call, check_out, read_strides
+from sagegen.runtime.choose import DISABLED, EMULATED_GPU, choose
+from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import build_cubin, describe_compiler, find_cubin, load_emulated
 from sagegen.runtime.machine import CudaRuntime, NoStreams
+from sagegen.runtime.options import Options, check_backend
 from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
 from sagegen.runtime.splitting import plan_parts, workspace_bytes

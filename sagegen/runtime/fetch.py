@@ -14,7 +14,7 @@ from sagegen.gpu import Gpu
 from sagegen.plan import Loaded
 from sagegen.problem import Problem
 from sagegen.registry import Found, read_cubin
-from sagegen.runtime.choose import Device
+from sagegen.runtime.device import Device
 from sagegen.runtime.fallback import LOGGER
 from sagegen.space import Config
 from sagegen.store import open_store

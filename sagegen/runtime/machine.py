@@ -14,7 +14,7 @@ from sagegen.gpu import match_gpu
 from sagegen.launch import Program, load_program
 from sagegen.plan import Loaded
 from sagegen.problem import Problem
-from sagegen.runtime.choose import Device
+from sagegen.runtime.device import Device
 from sagegen.runtime.self_test import check_program
 from sagegen.space import Config
 

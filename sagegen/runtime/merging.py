@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from sagegen.errors import ArgumentError
-from sagegen.runtime.arguments import LAYOUTS
+from sagegen.runtime.options import LAYOUTS
 
 _OUTPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _PARTS = "give the results of sagegen.attention(..., return_lse=True), one per set of keys"

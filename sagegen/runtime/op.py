@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sagegen.errors import ArgumentError, UnsupportedError
-from sagegen.runtime.arguments import DEFAULT_MIN_COSINE
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.explanation import KERNEL_ANSWERS
 from sagegen.runtime.fallback import torch_sdpa
 from sagegen.runtime.library import call_op
+from sagegen.runtime.options import DEFAULT_MIN_COSINE
 
 if TYPE_CHECKING:
     from sagegen.runtime.explanation import Explanation

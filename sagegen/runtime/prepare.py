@@ -19,8 +19,9 @@ from sagegen.runtime.answers import (
     copy_inputs,
     empty_output,
 )
-from sagegen.runtime.arguments import Checked, Options, is_readable, read_strides
+from sagegen.runtime.arguments import Checked, is_readable, read_strides
 from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.options import Options
 from sagegen.runtime.padding import pad_channels
 from sagegen.runtime.splitting import plan_parts, prepare_parts, workspace_bytes
 

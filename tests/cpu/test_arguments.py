@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides
 from sagegen.problem import Problem, Shape
-from sagegen.runtime.arguments import Options, check_call, check_out, is_readable, read_strides
+from sagegen.runtime.arguments import check_call, check_out, is_readable, read_strides
+from sagegen.runtime.options import Options
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:

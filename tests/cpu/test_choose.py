@@ -14,8 +14,10 @@ from sagegen.errors import ArgumentError, ConfigError
 from sagegen.gpu import GPUS
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
-from sagegen.runtime.arguments import Options, check_call
-from sagegen.runtime.choose import Device, choose
+from sagegen.runtime.arguments import check_call
+from sagegen.runtime.choose import choose
+from sagegen.runtime.device import Device
+from sagegen.runtime.options import Options
 from sagegen.runtime.pinning import check_pin
 
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", GPUS["h200"])

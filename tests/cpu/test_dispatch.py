@@ -28,9 +28,9 @@ from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
 from sagegen.runtime import dispatch, fallback, fetch
-from sagegen.runtime.arguments import Options
-from sagegen.runtime.choose import Device
+from sagegen.runtime.device import Device
 from sagegen.runtime.dispatch import Dispatcher
+from sagegen.runtime.options import Options
 from sagegen.store import Store, make_key
 
 CAUSAL, FULL = Problem(64, "fp16", True), Problem(64, "fp16", False)

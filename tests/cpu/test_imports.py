@@ -61,6 +61,8 @@ ORDER = (
     "registry_cubins",
     "registry",
     # answering a call
+    "runtime.device",
+    "runtime.options",
     "runtime.arguments",
     "runtime.merging",
     "runtime.explanation",

@@ -18,8 +18,8 @@ from sagegen.env import Env
 from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.runtime import fallback, library, op
 from sagegen.runtime.answers import empty_output
-from sagegen.runtime.arguments import Options
 from sagegen.runtime.dispatch import Dispatcher
+from sagegen.runtime.options import Options
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import sagegen
 from sagegen.env import Env
 from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.runtime import fallback, library, op
-from sagegen.runtime.arguments import Options
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.machine import CudaRuntime
+from sagegen.runtime.options import Options
 
 F = torch.nn.functional
 TORCH = F.scaled_dot_product_attention

@@ -13,9 +13,9 @@ import torch
 import sagegen
 from sagegen.env import read_env
 from sagegen.runtime import fallback
-from sagegen.runtime.arguments import Options
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.machine import CudaRuntime
+from sagegen.runtime.options import Options
 
 pytestmark = pytest.mark.emulator
 

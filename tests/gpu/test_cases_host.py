@@ -11,10 +11,10 @@ from public_calls import BF16, assert_close, assert_right, draw, draw_qkv, error
 from sagegen.env import read_env
 from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.reference import attention as exact
-from sagegen.runtime.arguments import Options
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.fallback import warn_once
 from sagegen.runtime.machine import CudaRuntime
+from sagegen.runtime.options import Options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("kernels")]
 

@@ -12,9 +12,9 @@ import sagegen
 from public_calls import BF16, FP16, assert_close, assert_right, draw, draw_qkv, errors, kernel
 from sagegen.env import read_env
 from sagegen.reference import attention as exact
-from sagegen.runtime.arguments import Options
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.machine import CudaRuntime
+from sagegen.runtime.options import Options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("pinned")]
 

@@ -12,7 +12,7 @@ import torch
 import sagegen
 import sagegen.runtime.library  # registers the op
 from public_calls import BF16, FP16, draw_qkv, kernel
-from sagegen.runtime.arguments import Options
+from sagegen.runtime.options import Options
 
 pytestmark = pytest.mark.gpu
 
