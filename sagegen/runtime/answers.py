@@ -16,18 +16,16 @@ import torch
 from sagegen import reference
 from sagegen.plan import Launcher, Loaded
 from sagegen.problem import Problem
-from sagegen.runtime.arguments import ALIGNMENT
+from sagegen.runtime.addresses import UNALIGNED, addresses, aligned, private_if_shared
 from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import Explanation
-from sagegen.runtime.fallback import attend, warn_once
+from sagegen.runtime.fallback import attend
 from sagegen.runtime.options import Options
 from sagegen.runtime.padding import pad_channels
 from sagegen.runtime.splitting import SplitCall
 from sagegen.space import Config
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-
-_UNALIGNED = ALIGNMENT - 1
 
 
 class Streams(Protocol):
@@ -86,22 +84,22 @@ class KernelAnswer:
     again: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Result]
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-        q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        if (q_at | k_at | v_at) & _UNALIGNED:
-            return self.again(_aligned("q", q), _aligned("k", k), _aligned("v", v), out)
-        target = empty_output(q) if out is None else _private_if_shared(out, (q, k, v))
+        q_at, k_at, v_at = addresses(q, k, v)
+        if (q_at | k_at | v_at) & UNALIGNED:
+            return self.again(aligned("q", q), aligned("k", k), aligned("v", v), out)
+        target = empty_output(q) if out is None else private_if_shared(out, (q, k, v))
         workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
         lse, lse_at = None, 0
         if self.lse_shape is not None:
             lse = torch.empty(self.lse_shape, dtype=torch.float32, device=self.device)
             lse_at = lse.data_ptr()
         index, streams = self.index, self.streams
-        addresses = (q_at, k_at, v_at, target.data_ptr(), lse_at, workspace.data_ptr(), streams.raw_stream(index))
+        arguments = (q_at, k_at, v_at, target.data_ptr(), lse_at, workspace.data_ptr(), streams.raw_stream(index))
         if streams.current_device() == index:
-            self.prepared.launch(*addresses)
+            self.prepared.launch(*arguments)
         else:
             with streams.guard(index):
-                self.prepared.launch(*addresses)
+                self.prepared.launch(*arguments)
         if out is not None:
             target = _written(out, target)
         return target if lse is None else (target, lse)
@@ -119,6 +117,7 @@ class CopyAnswer:
         return self.inner.explanation
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        addresses(q, k, v)
         q, k, v = copy_inputs(q, k, v, self.copies)
         return self.inner.run(q, k, v, out)
 
@@ -149,6 +148,7 @@ class PadAnswer:
         return self.inner.explanation
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        addresses(q, k, v)
         width = self.width
         padded = self.inner.run(pad_channels(q, width), pad_channels(k, width), pad_channels(v, width), None)
         wide, lse = padded if isinstance(padded, tuple) else (padded, None)
@@ -255,28 +255,6 @@ def _into(out: torch.Tensor | None, result: Result) -> Result:
     if isinstance(result, tuple):
         return out.copy_(result[0]), result[1]
     return out.copy_(result)
-
-
-def _aligned(name: str, x: torch.Tensor) -> torch.Tensor:
-    if not x.data_ptr() & _UNALIGNED:
-        return x
-    warn_once(f"{name} is copied in every call: its address is no multiple of {ALIGNMENT} bytes")
-    return x.clone(memory_format=torch.contiguous_format)
-
-
-def _private_if_shared(out: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """`out`, or scratch of its strides when a kernel can't write there while it reads the inputs."""
-    start, end = _extent(out)
-    shared = any(low < end and start < high for low, high in map(_extent, inputs))
-    if shared or start & _UNALIGNED:
-        return torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=out.device)
-    return out
-
-
-def _extent(x: torch.Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and past the last byte that `x` can touch."""
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def _written(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

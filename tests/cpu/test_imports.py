@@ -73,6 +73,7 @@ ORDER = (
     "runtime.fallback",
     "runtime.fetch",
     "runtime.splitting",
+    "runtime.addresses",
     "runtime.answers",
     "runtime.prepare",
     "runtime.self_test",

@@ -12,6 +12,7 @@ import torch
 
 import sagegen
 from sagegen.env import read_env
+from sagegen.errors import UnsupportedError
 from sagegen.runtime import fallback
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.machine import CudaRuntime
@@ -178,3 +179,17 @@ def test_four_parts_of_the_keys_merge_into_the_whole(make):
     expected = scores.softmax(-1) @ v.double()
     assert 0.001 < (out.double() - expected).norm() / expected.norm() < 0.05
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=0.06)
+
+
+@pytest.mark.parametrize("head_dim", [64, 40])
+@pytest.mark.parametrize("transform", ["vmap", "jvp"])
+def test_transforms_of_torch_func_are_refused(make, transform, head_dim):
+    q = make(3, 1, 2, 20, head_dim)
+
+    def call(x):
+        return sagegen.attention(x, x, x, backend="emulator")
+
+    call(q[0])  # what is remembered must not answer
+    transformed = {"vmap": lambda: torch.func.vmap(call)(q), "jvp": lambda: torch.func.jvp(call, (q[0],), (q[0],))}
+    with pytest.raises(UnsupportedError, match=r"torch.func's transforms .*backend='sdpa'"):
+        transformed[transform]()
