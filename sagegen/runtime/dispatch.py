@@ -152,15 +152,25 @@ class Dispatcher:
         """Why this thread's last call was answered as it was."""
         return self._local.last
 
-    def answer_by_torch(self, reason: str, *, is_fallback: bool) -> None:
-        """Record that the caller goes to torch itself; `is_fallback` as in Explanation.
+    def answer_by_torch(self, reason: str, device: str) -> None:
+        """Record that the caller goes to torch itself, with tensors on a device of this kind.
+
+        It is a fallback where SAGEGEN_BACKEND asks for a kernel, and on a GPU where that is not set.
 
         Raises:
-            UnsupportedError: it is a fallback and SAGEGEN_STRICT is set.
+            UnsupportedError: it is a fallback, and SAGEGEN_BACKEND or SAGEGEN_STRICT insists on a kernel.
         """
+        backend = self.env.backend
+        is_fallback = device != "meta" and (backend in KERNEL_ANSWERS if backend else device == "cuda")
         if is_fallback:
-            fall_back(reason, self.env.strict)
+            self._fall_back(reason, backend)
         self._local.last = Explanation("sdpa", reason, is_fallback)
+
+    def _fall_back(self, reason: str, backend: str | None) -> None:
+        """Say that torch answers; UnsupportedError where `backend` or SAGEGEN_STRICT insists on a kernel."""
+        if backend in KERNEL_ANSWERS:
+            raise UnsupportedError(f"backend={backend!r} cannot answer: {reason}")
+        fall_back(reason, self.env.strict)
 
     def _choose(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, options: Options
@@ -197,10 +207,7 @@ class Dispatcher:
                 return self._prepare_kernel(q, k, v, out, checked, options, values, program, explanation), True
             explanation = _without_kernel(explanation, program)
         if explanation.is_fallback:
-            backend = options.backend or self.env.backend
-            if backend in KERNEL_ANSWERS:
-                raise UnsupportedError(f"backend={backend!r} cannot answer: {explanation.reason}")
-            fall_back(explanation.reason, self.env.strict)
+            self._fall_back(explanation.reason, options.backend or self.env.backend)
         if explanation.answer == "zeros":
             return ZerosAnswer(explanation, options), lasts
         if explanation.answer == "reference":

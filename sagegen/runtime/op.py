@@ -11,6 +11,7 @@ from sagegen.runtime.arguments import DEFAULT_MIN_COSINE
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.fallback import torch_sdpa
 from sagegen.runtime.library import call_op
+from sagegen.runtime.torch_call import Views, torch_reason, view_as_attention
 
 if TYPE_CHECKING:
     from sagegen.runtime.explanation import Explanation
@@ -108,46 +109,62 @@ def sdpa(
 ) -> torch.Tensor:
     """`torch.nn.functional.scaled_dot_product_attention` with a kernel where one gives the same, torch elsewhere.
 
-    Keeps torch's signature and its causal rule, which aligns top-left when lengths differ.
+    Keeps torch's signature, its causal rule, which aligns top-left when lengths differ, and its broadcasting: inputs of
+    three dims or of more than four, and batches or heads that broadcast, reach a kernel as views. On CPU tensors torch
+    answers unless SAGEGEN_BACKEND names a backend.
 
     Raises:
-        UnsupportedError: torch would have to answer and SAGEGEN_STRICT=1 is set.
+        UnsupportedError: torch would have to answer a call on a GPU and SAGEGEN_STRICT=1 is set, or SAGEGEN_BACKEND is
+            `kernel` or `emulator`.
+        What torch raises for a call that it refuses.
     """
-    reason = _torch_reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    if reason is None:
+    if is_causal and attn_mask is not None:  # torch refuses that, in its own words
+        return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    found = _find_views(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if isinstance(found, Views):
         try:
-            result = attention(query, key, value, is_causal=is_causal, scale=scale)
-            return result[0] if isinstance(result, tuple) else result
-        except ArgumentError as error:  # torch accepts more, such as broadcast batches; or has its own words for it
-            reason = str(error)
-    if not torch.compiler.is_compiling():
-        dispatcher().answer_by_torch(reason, is_fallback=query.device.type == "cuda")
+            return _attend_views(found, is_causal, scale)
+        except ArgumentError as error:  # torch has its own words for it
+            found = str(error)
+    _note_torch(found, query.device.type)
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-def _torch_reason(
+def _find_views(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
     dropout_p: float,
     is_causal: bool,
+    scale: float | None,
     enable_gqa: bool,
-) -> str | None:
-    """Why only torch's own function gives what its signature promises; None when `attention` does too."""
-    if query.device.type != "cuda":
-        return f"tensors are on {query.device.type}"
-    if query.dim() != 4 or key.dim() != 4:
-        return "inputs are not of 4 dimensions"
-    if dropout_p:
-        return "dropout has no kernel"
-    if attn_mask is not None:
-        return "attn_mask has no kernel yet"
-    if is_causal and query.shape[2] != key.shape[2]:
-        return "is_causal with unequal lengths means top-left alignment here"
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        return "head counts differ without enable_gqa"
-    return None
+) -> Views | str:
+    """What `attention` would be given, or why only torch may answer."""
+    kind = query.device.type
+    if kind != "cuda" and not (kind == "cpu" and _is_backend_set()):
+        return f"tensors are on {kind}"
+    reason = torch_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return reason or view_as_attention(query, key, value, enable_gqa)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[no-untyped-call]
+def _is_backend_set() -> bool:
+    """Whether SAGEGEN_BACKEND names one; compiled code keeps what held when it was traced."""
+    return dispatcher().env.backend is not None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[no-untyped-call]
+def _note_torch(reason: str, device: str) -> None:
+    """Record, or refuse, that torch answers; compiled code does so when it is traced."""
+    dispatcher().answer_by_torch(reason, device)
+
+
+def _attend_views(views: Views, is_causal: bool, scale: float | None) -> torch.Tensor:
+    """`attention` of four-dimensional views, its output in torch's shape."""
+    result = attention(views.query, views.key, views.value, is_causal=is_causal, scale=scale)
+    out = result[0] if isinstance(result, tuple) else result
+    return out if len(views.shape) == 4 else out.view(views.shape)
 
 
 def explain(
