@@ -45,6 +45,11 @@ class _PerThread(threading.local):
         self.last: Explanation | None = None
 
 
+def needs_grad(*inputs: torch.Tensor | None) -> bool:
+    """Whether one requires a gradient and grad mode is on."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
 class Dispatcher:
     """Answers calls on one machine.
 
@@ -176,10 +181,14 @@ class Dispatcher:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, options: Options
     ) -> tuple[Checked, Explanation]:
         checked = check_call(q, k, v, options, attn_mask)
-        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         device = self._runtime.device(q.device)
         explanation = choose(
-            checked, options, device, self.env, needs_grad=needs_grad, on_registry_error=self._on_registry_error
+            checked,
+            options,
+            device,
+            self.env,
+            needs_grad=needs_grad(q, k, v, attn_mask),
+            on_registry_error=self._on_registry_error,
         )
         return checked, explanation
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sagegen.runtime.answers import Result, empty_output
-from sagegen.runtime.dispatch import dispatcher
+from sagegen.runtime.dispatch import dispatcher, needs_grad
 from sagegen.runtime.fallback import attend
 
 _LIBRARY = torch.library.Library("sagegen", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ def call_op(
     *options: Any,
 ) -> Result:
     """`Dispatcher.attention` by way of the op. A call that needs gradients is traced through torch SDPA instead."""
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if needs_grad(q, k, v, attn_mask):
         result = attend(
             q,
             k,

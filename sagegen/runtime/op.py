@@ -9,7 +9,7 @@ import torch
 from sagegen.errors import ArgumentError
 from sagegen.runtime.arguments import DEFAULT_MIN_COSINE
 from sagegen.runtime.dispatch import dispatcher
-from sagegen.runtime.fallback import torch_sdpa
+from sagegen.runtime.fallback import torch_sdpa, with_positive_scale
 from sagegen.runtime.library import call_op
 from sagegen.runtime.torch_call import Views, torch_reason, view_as_attention
 
@@ -127,6 +127,7 @@ def sdpa(
         except ArgumentError as error:  # torch has its own words for it
             found = str(error)
     _note_torch(found, query.device.type)
+    query, scale = with_positive_scale(query, scale)
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -148,13 +149,13 @@ def _find_views(
     return reason or view_as_attention(query, key, value, enable_gqa)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[no-untyped-call]
+@torch.compiler.assume_constant_result
 def _is_backend_set() -> bool:
     """Whether SAGEGEN_BACKEND names one; compiled code keeps what held when it was traced."""
     return dispatcher().env.backend is not None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[no-untyped-call]
+@torch.compiler.assume_constant_result
 def _note_torch(reason: str, device: str) -> None:
     """Record, or refuse, that torch answers; compiled code does so when it is traced."""
     dispatcher().answer_by_torch(reason, device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
@@ -112,7 +113,7 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...] | None:
 def _merges(x: torch.Tensor) -> bool:
     """Whether a view has the dims before the last three as one."""
     outer = [(size, stride) for size, stride in zip(x.shape[:-3], x.stride()[:-3], strict=True) if size != 1]
-    pairs = zip(outer[:-1], outer[1:], strict=True)
+    pairs = pairwise(outer)
     return x.numel() == 0 or all(stride == size * inner for (_, stride), (size, inner) in pairs)
 
 
@@ -123,7 +124,7 @@ def _merge(x: torch.Tensor) -> torch.Tensor:
     return x.view(size, *x.shape[-3:]) if x.numel() else x.reshape(size, *x.shape[-3:])
 
 
-def _is_finite(scale: object) -> bool:
-    if not isinstance(scale, numbers.Real) or isinstance(scale, bool):
+def _is_finite(scale: Any) -> bool:
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real):
         return False
-    return float(scale - scale) == 0  # math.isfinite breaks the graph where a compiled function's scale varies
+    return bool(scale - scale == 0)  # math.isfinite breaks the graph where a compiled function's scale varies

@@ -288,6 +288,24 @@ def test_compiled_calls_that_need_a_gradient_have_one(make):
     torch.testing.assert_close(ours, q.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_float_mask_alone_may_require_a_gradient(make, compiles):
+    torch._dynamo.reset()
+    q, k, v = (make(1, 2, 9, 64, dtype=torch.float32) for _ in range(3))
+    bias = make(9, 9, dtype=torch.float32).requires_grad_()
+
+    def function(*x):
+        return sagegen.attention(*x[:3], attn_mask=x[3])
+
+    if compiles:
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    function(q, k, v, bias).square().sum().backward()
+    ours = bias.grad.clone()
+    bias.grad = None
+    ((q @ k.mT / 8 + bias).softmax(-1) @ v).square().sum().backward()
+    torch.testing.assert_close(ours, bias.grad, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_fake_tensors_have_a_shape_and_are_not_launched(device):
     with FakeTensorMode():
