@@ -119,6 +119,20 @@ class CopyAnswer:
         return self.inner.run(q, k, v, out)
 
 
+@dataclass(frozen=True, slots=True)
+class CopyOutAnswer:
+    """Runs `inner`, then copies its output into an `out` whose strides no kernel can write."""
+
+    inner: KernelAnswer | CopyAnswer
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.inner.explanation
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        return _into(out, self.inner.run(q, k, v, None))
+
+
 def copy_inputs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, names: tuple[str, ...]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

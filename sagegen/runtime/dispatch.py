@@ -16,6 +16,7 @@ from sagegen.plan import Loaded
 from sagegen.runtime.answers import (
     Answer,
     CopyAnswer,
+    CopyOutAnswer,
     KernelAnswer,
     ReferenceAnswer,
     Result,
@@ -25,7 +26,7 @@ from sagegen.runtime.answers import (
     copy_inputs,
     empty_output,
 )
-from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, read_strides
+from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, is_readable, read_strides
 from sagegen.runtime.choose import EMULATED_GPU, Device, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
@@ -237,7 +238,12 @@ class Dispatcher:
     ) -> Answer:
         assert explanation.problem is not None
         q, k, v = copy_inputs(q, k, v, checked.copies)
-        target = empty_output(q) if out is None else out
+        copies_out = out is not None and not is_readable(out)
+        if copies_out:
+            warn_once(
+                "out is written by a copy in every call: its last dim is not contiguous, or rows are not 16 bytes apart"
+            )
+        target = empty_output(q) if out is None or copies_out else out
         strides = read_strides(q, k, v, target, options.layout)
         shape, want_lse = checked.shape, options.return_lse
         parts = plan_parts(
@@ -247,7 +253,7 @@ class Dispatcher:
         def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
             return self.attention(q, k, v, None, out, *values)
 
-        answer = KernelAnswer(
+        kernel = KernelAnswer(
             explanation=explanation,
             prepared=prepare_parts(program, parts),
             workspace_bytes=workspace_bytes(parts),
@@ -257,7 +263,8 @@ class Dispatcher:
             streams=NoStreams() if explanation.answer == "emulator" else self._runtime,
             again=again,
         )
-        return CopyAnswer(answer, checked.copies) if checked.copies else answer
+        answer = CopyAnswer(kernel, checked.copies) if checked.copies else kernel
+        return CopyOutAnswer(answer) if copies_out else answer
 
     def _find_program(self, explanation: Explanation, device: Device) -> tuple[Loaded | SagegenError, bool]:
         """The loaded program or why there is none, and whether that holds for later calls too."""

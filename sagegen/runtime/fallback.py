@@ -131,7 +131,8 @@ def _attend_rows(
     if mask.dtype == torch.bool:
         safe = mask | blind
     else:  # a finite bias that q's type can't hold must not become -inf, which would hide the key
-        finite = mask.clamp(torch.finfo(q.dtype).min, torch.finfo(q.dtype).max)
+        own, other = torch.finfo(mask.dtype), torch.finfo(q.dtype)
+        finite = mask.clamp(max(own.min, other.min), min(own.max, other.max))
         safe = finite.masked_fill(~seen, -math.inf).masked_fill(blind, 0).to(q.dtype)
     positive_q, positive = with_positive_scale(q, scale)
     return torch_sdpa(positive_q, k, v, attn_mask=safe, scale=positive, enable_gqa=gqa).masked_fill(blind, 0)
@@ -155,5 +156,5 @@ def _log_sum_exp(
         scores = (grouped @ keys * scale).reshape(batch, heads_q, -1, kv_len)
         mask = _mask_rows(attn_mask, rows, q, kv_len, is_causal, window)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        parts.append(scores.logsumexp(-1))
+        parts.append(scores.logsumexp(-1).float())  # a mask in FP64 makes FP64 scores
     return torch.cat(parts, 2)

@@ -63,7 +63,8 @@ def attention(
         smooth_k, smooth_q, smooth_v, rotate: True or False leave only tuned kernels that take that step of the
             quantizer, or do not; None leaves it to the kernel. All kernels smooth K.
         return_lse: also return the log-sum-exp of the scores.
-        out: written and returned instead of a new tensor; q's shape, dtype and device.
+        out: written and returned instead of a new tensor; q's shape, dtype and device. Strides that would have q copied
+            cost a copy.
         backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. `emulator` runs an
             L20's default kernel on CPU tensors, about a second per million scores, and raises where no kernel can
             answer; it needs g++. None chooses.

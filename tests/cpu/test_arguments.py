@@ -245,6 +245,7 @@ def test_a_fitting_out_is_accepted():
     q = torch.zeros(2, 3, 5, 64, dtype=torch.float16)
     check_out(torch.empty_like(q), q)
     check_out(torch.empty(2, 5, 3, 64, dtype=torch.float16).transpose(1, 2), q)
+    check_out(torch.empty(2, 3, 64, 5, dtype=torch.float16).transpose(2, 3), q)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +254,6 @@ def test_a_fitting_out_is_accepted():
         (zeros(2, 3, 5, 128), "out: shape is (2, 3, 5, 128)"),
         (torch.zeros(2, 3, 5, 64), "out: dtype is torch.float32"),
         (torch.zeros(2, 3, 5, 64, dtype=torch.float16, device="meta"), "out: device is meta"),
-        (torch.zeros(2, 3, 64, 5, dtype=torch.float16).transpose(2, 3), "out: strides"),
         (torch.zeros(1, 3, 5, 64, dtype=torch.float16).expand(2, 3, 5, 64), "out: strides"),
         (torch.zeros(2, 3, 5, 64, dtype=torch.float16, requires_grad=True), "out: requires a gradient"),
     ],

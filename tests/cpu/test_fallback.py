@@ -186,3 +186,15 @@ def test_each_reason_is_logged_once(caplog):
 def test_strict_raises_instead():
     with pytest.raises(UnsupportedError, match="head_dim 96 has no kernel"):
         fallback.fall_back("head_dim 96 has no kernel", strict=True)
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_float_masks_of_every_type_for_inputs_of_every_type(make, dtype, mask_dtype):
+    q, k, v = (make(1, 2, 4, 8).to(dtype) for _ in range(3))
+    bias = torch.tensor([[0, 0.5, -0.25, 1], [-math.inf] * 4, [2, -math.inf, 0, 0], [-3e4, 0, 0, 0]])
+    expected, expected_lse = exact(q, k, v, bias=bias)
+    out, lse = fallback.attend(q, k, v, attn_mask=bias.to(mask_dtype), return_lse=True)
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)

@@ -148,6 +148,14 @@ def test_out_is_filled_and_returned(make):
     torch.testing.assert_close(out, sagegen.attention(q, q, q))
 
 
+@pytest.mark.parametrize("head_dim", [1, 5, 100])
+def test_out_like_q_fits_at_every_head_dim(make, head_dim):
+    q = make(1, 2, 5, head_dim)
+    out = torch.full_like(q, math.nan)
+    assert sagegen.attention(q, q, q, out=out) is out
+    torch.testing.assert_close(out, sagegen.attention(q, q, q))
+
+
 def test_a_kernel_for_cpu_tensors_is_refused(make):
     q = make(1, 2, 5, 64)
     with pytest.raises(UnsupportedError, match="these are on cpu"):
