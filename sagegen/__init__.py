@@ -30,16 +30,18 @@ if TYPE_CHECKING:
     )
     from sagegen.runtime.explanation import Explanation
     from sagegen.runtime.merging import merge_lse
-    from sagegen.runtime.op import attention, explain, last_dispatch, sdpa, warmup, workspace_bytes
+    from sagegen.runtime.op import attention, explain, last_dispatch, warmup, workspace_bytes
     from sagegen.runtime.patching import patched
+    from sagegen.runtime.sdpa import sdpa
 
     __version__: str
 
 _MODULES = {
-    "sagegen.runtime.op": ("attention", "sdpa", "explain", "last_dispatch", "warmup", "workspace_bytes"),
+    "sagegen.runtime.op": ("attention", "explain", "last_dispatch", "warmup", "workspace_bytes"),
     "sagegen.runtime.explanation": ("Explanation",),
     "sagegen.runtime.merging": ("merge_lse",),
     "sagegen.runtime.patching": ("patched",),
+    "sagegen.runtime.sdpa": ("sdpa",),
     "sagegen.errors": (
         "SagegenError",
         "ArgumentError",

@@ -237,9 +237,10 @@ class ZerosAnswer:
     options: Options
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-        # torch.where keeps the output in q's graph, with gradient 0
-        needs_grad = torch.is_grad_enabled() and q.requires_grad
-        zeros = torch.where(torch.zeros_like(q, dtype=torch.bool), q, 0) if needs_grad else empty_output(q).zero_()
+        zeros = empty_output(q).zero_()
+        for x in (q, k, v):
+            if torch.is_grad_enabled() and x.requires_grad:
+                zeros = zeros + x[:0].sum()  # keeps the output in the graph, with gradient 0
         result: Result = zeros
         if self.options.return_lse:
             heads, tokens = (1, 2) if self.options.layout == "HND" else (2, 1)

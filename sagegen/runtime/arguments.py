@@ -125,7 +125,7 @@ def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
             raise ArgumentError(f"out: {what} is {has}, q's is {needs}", "make it with torch.empty_like(q)")
     if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
         raise ArgumentError(
-            f"out: strides {out.stride()} put elements in one place", "make it with torch.empty_like(q)"
+            f"out: strides {out.stride()} put several elements in one place", "make it with torch.empty_like(q)"
         )
     if out.requires_grad and torch.is_grad_enabled():
         raise ArgumentError("out: requires a gradient, which writing into it would lose", "leave out= away")

@@ -38,6 +38,11 @@ class _PerThread(threading.local):
         self.last: Explanation | None = None
 
 
+def needs_grad(*inputs: torch.Tensor | None) -> bool:
+    """Whether one requires a gradient and grad mode is on."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
 class Dispatcher:
     """Answers calls on one machine.
 
@@ -164,26 +169,45 @@ class Dispatcher:
         """Why this thread's last call was answered as it was."""
         return self._local.last
 
-    def answer_by_torch(self, reason: str, *, is_fallback: bool) -> None:
-        """Record that the caller goes to torch itself; `is_fallback` as in Explanation.
+    def answer_by_torch(self, reason: str, device: str, asked: str | None = None) -> None:
+        """Record that the caller goes to torch itself, with tensors on a device of this kind.
+
+        It is a fallback where the caller or SAGEGEN_BACKEND asks for a kernel, and on a GPU where neither says.
+
+        Args:
+            asked: the backend that the caller names.
 
         Raises:
-            UnsupportedError: it is a fallback and SAGEGEN_STRICT is set.
+            UnsupportedError: it is a fallback, and the backend or SAGEGEN_STRICT insists on a kernel.
         """
         if self.env.disabled:
-            reason, is_fallback = DISABLED, False
+            reason, backend, is_fallback = DISABLED, asked, asked in KERNEL_ANSWERS
+        else:
+            backend = asked or self.env.backend
+            is_fallback = device != "meta" and (backend in KERNEL_ANSWERS if backend else device == "cuda")
         if is_fallback:
-            fall_back(reason, self.env.strict)
+            self._fall_back(reason, backend)
         self._local.last = Explanation("sdpa", reason, is_fallback)
+
+    def _fall_back(self, reason: str, backend: str | None) -> None:
+        """Say that torch answers; UnsupportedError where `backend` or SAGEGEN_STRICT insists on a kernel."""
+        if backend in KERNEL_ANSWERS:
+            remedy = "leave backend= and SAGEGEN_BACKEND out to let torch SDPA answer"
+            raise UnsupportedError(f"backend={backend!r} cannot answer: {reason}", remedy)
+        fall_back(reason, self.env.strict)
 
     def _choose(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, options: Options
     ) -> tuple[Checked, Explanation]:
         checked = check_call(q, k, v, options, attn_mask)
-        needs_grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         device = self._runtime.device(q.device)
         explanation = choose(
-            checked, options, device, self.env, needs_grad=needs_grad, on_registry_error=self._on_registry_error
+            checked,
+            options,
+            device,
+            self.env,
+            needs_grad=needs_grad(q, k, v, attn_mask),
+            on_registry_error=self._on_registry_error,
         )
         return checked, explanation
 
@@ -220,11 +244,7 @@ class Dispatcher:
                 return prepare_kernel((q, k, v), out, checked, options, ground), True
             explanation = _without_kernel(explanation, program)
         if explanation.is_fallback:
-            backend = options.backend or self.env.backend
-            if backend in KERNEL_ANSWERS:
-                remedy = "leave backend= and SAGEGEN_BACKEND out to let torch SDPA answer"
-                raise UnsupportedError(f"backend={backend!r} cannot answer: {explanation.reason}", remedy)
-            fall_back(explanation.reason, self.env.strict)
+            self._fall_back(explanation.reason, options.backend or self.env.backend)
         if explanation.answer == "zeros":
             return ZerosAnswer(explanation, options), lasts
         if explanation.answer == "reference":

@@ -37,6 +37,17 @@ def fall_back(reason: str, strict: bool) -> None:
     warn_once(f"torch SDPA answers: {reason}")
 
 
+def with_positive_scale(q: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, float | None]:
+    """q and scale of the same scores, the scale None or above 0.
+
+    Torch's fused attention multiplies scores by the scale after it has masked them: -inf times 0 or less is NaN in all
+    of a causal call (torch 2.14 on the CPU, all types), and it takes a row's maximum before, the smallest score then.
+    """
+    if scale is None or not scale <= 0:
+        return q, scale
+    return q * (-1.0 if scale < 0 else 0.0), -scale or 1.0
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -67,7 +78,8 @@ def attend(
         is_causal = False
     masked = attn_mask is not None or window is not None or (is_causal and q_len != kv_len)
     if not masked:
-        out = torch_sdpa(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=gqa)
+        positive_q, positive = with_positive_scale(q, scale)
+        out = torch_sdpa(positive_q, k, v, is_causal=is_causal, scale=positive, enable_gqa=gqa)
     else:
         parts = [
             _attend_rows(q[:, :, rows], k, v, _mask_rows(attn_mask, rows, q, kv_len, is_causal, window), scale, gqa)
@@ -119,9 +131,11 @@ def _attend_rows(
     if mask.dtype == torch.bool:
         safe = mask | blind
     else:  # a finite bias that q's type can't hold must not become -inf, which would hide the key
-        finite = mask.clamp(torch.finfo(q.dtype).min, torch.finfo(q.dtype).max)
+        own, other = torch.finfo(mask.dtype), torch.finfo(q.dtype)
+        finite = mask.clamp(max(own.min, other.min), min(own.max, other.max))
         safe = finite.masked_fill(~seen, -math.inf).masked_fill(blind, 0).to(q.dtype)
-    return torch_sdpa(q, k, v, attn_mask=safe, scale=scale, enable_gqa=gqa).masked_fill(blind, 0)
+    positive_q, positive = with_positive_scale(q, scale)
+    return torch_sdpa(positive_q, k, v, attn_mask=safe, scale=positive, enable_gqa=gqa).masked_fill(blind, 0)
 
 
 def _log_sum_exp(
@@ -142,5 +156,5 @@ def _log_sum_exp(
         scores = (grouped @ keys * scale).reshape(batch, heads_q, -1, kv_len)
         mask = _mask_rows(attn_mask, rows, q, kv_len, is_causal, window)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-        parts.append(scores.logsumexp(-1))
+        parts.append(scores.logsumexp(-1).float())  # a mask in FP64 makes FP64 scores
     return torch.cat(parts, 2)

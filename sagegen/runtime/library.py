@@ -8,7 +8,7 @@ import torch
 
 from sagegen.runtime.answers import Result, empty_output
 from sagegen.runtime.arguments import cast_type
-from sagegen.runtime.dispatch import dispatcher
+from sagegen.runtime.dispatch import dispatcher, needs_grad
 from sagegen.runtime.fallback import attend
 
 _LIBRARY = torch.library.Library("sagegen", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ def call_op(
     """`Dispatcher.attention` by way of the op. A call that needs gradients is traced through torch SDPA instead."""
     if (dtype := cast_type(q, k, v)) is not None:
         q, k = q.to(dtype), k.to(dtype)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if needs_grad(q, k, v, attn_mask):
         result = attend(
             q,
             k,

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.runtime.dispatch import dispatcher
-from sagegen.runtime.explanation import KERNEL_ANSWERS
-from sagegen.runtime.fallback import torch_sdpa
 from sagegen.runtime.library import call_op
 from sagegen.runtime.options import DEFAULT_MIN_COSINE
 
@@ -66,7 +62,8 @@ def attention(
         smooth_k, smooth_q, smooth_v, rotate: True or False leave only tuned kernels that take that step of the
             quantizer, or do not; None leaves it to the kernel. All kernels smooth K.
         return_lse: also return the log-sum-exp of the scores.
-        out: written and returned instead of a new tensor; q's shape, dtype and device.
+        out: written and returned instead of a new tensor; q's shape, dtype and device. Strides that would have q copied
+            cost a copy.
         backend: `kernel` raises where no kernel can answer; `sdpa` and `reference` force those. `emulator` runs an
             L20's default kernel on CPU tensors, about a second per million scores, and raises where no kernel can
             answer; it needs g++. None chooses.
@@ -99,98 +96,6 @@ def attention(
 def _has_stranger(*inputs: object) -> bool:
     """Whether one is no tensor at all; the dispatcher's checks name it."""
     return not all(isinstance(x, torch.Tensor) for x in inputs)
-
-
-def sdpa(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """`torch.nn.functional.scaled_dot_product_attention` with a kernel where one gives the same, torch elsewhere.
-
-    Keeps torch's signature and its causal rule, which aligns top-left when lengths differ. `sagegen.patched` puts it
-    in torch's place, with options.
-
-    Raises:
-        UnsupportedError: torch would have to answer and SAGEGEN_STRICT=1 is set.
-    """
-    return sdpa_with({}, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-
-
-def sdpa_with(
-    options: Mapping[str, Any],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> torch.Tensor:
-    """`sdpa` with further keywords of `attention`, already checked: precision, accuracy, steps and backend.
-
-    Raises:
-        UnsupportedError: torch would have to answer, and the backend that is asked for or SAGEGEN_STRICT=1 forbids it.
-    """
-    backend = options.get("backend")
-    reason = _torch_reason(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, backend)
-    if reason is None and torch.compiler.is_compiling() and not _fit(query, key, value):
-        reason = "shapes are such as only torch takes"  # `attention` would say so when the graph runs: too late
-    if reason is None:
-        try:
-            result = attention(query, key, value, is_causal=is_causal, scale=scale, **options)
-            return result[0] if isinstance(result, tuple) else result
-        except ArgumentError as error:  # torch accepts more, such as broadcast batches; or has its own words for it
-            reason = str(error)
-    if backend in KERNEL_ANSWERS:
-        raise UnsupportedError(f"backend={backend!r} cannot answer: {reason}", "leave backend= away")
-    if not torch.compiler.is_compiling():
-        dispatcher().answer_by_torch(reason, is_fallback=query.device.type == "cuda")
-    return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-
-def _fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether `attention` takes these shapes, all [batch, heads, tokens, dim]: none is broadcast."""
-    if query.dim() != 4 or key.dim() != 4:
-        return False
-    batch, heads, _, width = query.shape
-    return (
-        value.shape == key.shape
-        and (key.shape[0], key.shape[3]) == (batch, width)
-        and (heads % key.shape[1] if key.shape[1] else heads) == 0
-    )
-
-
-def _torch_reason(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    enable_gqa: bool,
-    backend: str | None,
-) -> str | None:
-    """Why only torch's own function gives what its signature promises; None when `attention` does too."""
-    if query.device.type != "cuda" and backend is None:
-        return f"tensors are on {query.device.type}"
-    if query.dim() != 4 or key.dim() != 4:
-        return "inputs are not of 4 dimensions"
-    if dropout_p:
-        return "dropout has no kernel"
-    if attn_mask is not None:
-        return "attn_mask has no kernel yet"
-    if is_causal and query.shape[2] != key.shape[2]:
-        return "is_causal with unequal lengths means top-left alignment here"
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        return "head counts differ without enable_gqa"
-    return None
 
 
 def explain(

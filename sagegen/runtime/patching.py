@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from sagegen.runtime.op import sdpa_with
 from sagegen.runtime.options import DEFAULT_MIN_COSINE, Options, check_options
+from sagegen.runtime.sdpa import sdpa_with
 
 _Function = Callable[..., torch.Tensor]
 _NAME = "scaled_dot_product_attention"

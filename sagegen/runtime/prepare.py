@@ -21,6 +21,7 @@ from sagegen.runtime.answers import (
 )
 from sagegen.runtime.arguments import Checked, is_readable, read_strides
 from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.fallback import warn_once
 from sagegen.runtime.options import Options
 from sagegen.runtime.padding import pad_channels
 from sagegen.runtime.splitting import plan_parts, prepare_parts, workspace_bytes
@@ -62,6 +63,8 @@ def prepare_kernel(
         return PadAnswer(_prepare_launch((q, k, v), empty_output(q), checked, options, ground), width)
     q, k, v = copy_inputs(*inputs, checked.copies)
     writes_out = out is not None and is_readable(out)
+    if out is not None and not writes_out:
+        warn_once("out is copied in every call: its last dim is not contiguous, or rows are not 16 bytes apart")
     target = out if out is not None and writes_out else empty_output(q)
     launch = _prepare_launch((q, k, v), target, checked, options, ground)
     answer = CopyAnswer(launch, checked.copies) if checked.copies else launch

@@ -450,6 +450,16 @@ def test_out_at_an_unaligned_address_is_written_by_way_of_scratch(dispatcher, ma
     assert machine.launches[0][1][3] % 16 == 0
 
 
+def test_out_of_strides_that_no_kernel_writes_is_a_copy(dispatcher, machine, env, caplog):
+    ship(env, make_entry())
+    out = torch.ones(1, 2, 64, 5, dtype=torch.float16).transpose(2, 3)
+    for _ in range(2):
+        assert call(dispatcher, tensor(1, 2, 5, 64), out=out) is out
+        assert machine.launches[-1][1][3] not in (0, out.data_ptr())
+    assert (machine.constants["out_token_stride"], machine.constants["out_head_stride"]) == (64, 320)
+    assert [m[:13] for m in messages(caplog)] == ["out is copied"]
+
+
 def test_an_unfitting_out_launches_nothing(dispatcher, machine, env):
     ship(env, make_entry())
     with pytest.raises(ArgumentError, match="out: dtype"):
@@ -640,7 +650,7 @@ def test_disabled_a_kernel_that_the_call_names_is_refused(machine, env, backend)
 def test_disabled_what_the_caller_leaves_to_torch_is_no_fallback(machine, env, caplog):
     """As `sdpa` with a mask, which under SAGEGEN_STRICT would raise."""
     dispatcher = Dispatcher(machine, lambda: replace(env, disabled=True, strict=True))
-    dispatcher.answer_by_torch("dropout has no kernel", is_fallback=True)
+    dispatcher.answer_by_torch("dropout has no kernel", "cuda")
     assert (dispatcher.last.reason, dispatcher.last.is_fallback) == ("SAGEGEN_DISABLE=1 is set", False)
     assert messages(caplog) == []
 

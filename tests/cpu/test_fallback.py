@@ -145,13 +145,25 @@ def test_many_chunks_give_what_one_gives(make, monkeypatch):
     torch.testing.assert_close(chunks, whole)
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.7, 2])
-def test_any_scale(make, scale):
-    q, k, v = (make(1, 2, 6, 8) for _ in range(3))
-    out, lse = fallback.attend(q, k, v, scale=scale, return_lse=True)
-    expected, expected_lse = exact(q, k, v, scale=scale)
+@pytest.mark.parametrize("scale", [0.0, -0.0, -0.7, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("kv_len", [6, 9])
+def test_any_scale(make, scale, is_causal, kv_len):
+    """Torch's own causal answer is NaN on the CPU where the scale is not above 0."""
+    q, k, v = make(1, 2, 6, 8), make(1, 2, kv_len, 8), make(1, 2, kv_len, 8)
+    out, lse = fallback.attend(q, k, v, scale=scale, is_causal=is_causal, return_lse=True)
+    expected, expected_lse = exact(q, k, v, seen(6, kv_len, is_causal=is_causal), scale=scale)
     close(out, expected)
     close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+@pytest.mark.parametrize("window", [None, (2, -1)])
+def test_any_scale_has_gradients(make, scale, window):
+    inputs = [make(1, 2, 5, 8).double().requires_grad_() for _ in range(3)]
+    assert torch.autograd.gradcheck(
+        lambda *x: fallback.attend(*x, scale=scale, is_causal=True, window=window, return_lse=True)[0], inputs
+    )
 
 
 def test_gradients_are_torch_gradients(make):
@@ -174,3 +186,15 @@ def test_each_reason_is_logged_once(caplog):
 def test_strict_raises_instead():
     with pytest.raises(UnsupportedError, match="head_dim 96 has no kernel"):
         fallback.fall_back("head_dim 96 has no kernel", strict=True)
+
+
+@pytest.mark.parametrize("mask_dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_float_masks_of_every_type_for_inputs_of_every_type(make, dtype, mask_dtype):
+    q, k, v = (make(1, 2, 4, 8).to(dtype) for _ in range(3))
+    bias = torch.tensor([[0, 0.5, -0.25, 1], [-math.inf] * 4, [2, -math.inf, 0, 0], [-3e4, 0, 0, 0]])
+    expected, expected_lse = exact(q, k, v, bias=bias)
+    out, lse = fallback.attend(q, k, v, attn_mask=bias.to(mask_dtype), return_lse=True)
+    assert (out.dtype, lse.dtype) == (dtype, torch.float32)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)

@@ -80,7 +80,9 @@ ORDER = (
     "runtime.machine",
     "runtime.dispatch",
     "runtime.library",
+    "runtime.torch_call",
     "runtime.op",
+    "runtime.sdpa",
     "runtime.patching",
     # judging it
     "measuring.call",

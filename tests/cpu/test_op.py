@@ -17,6 +17,7 @@ import sagegen
 from sagegen.env import Env
 from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.runtime import fallback, library, op
+from sagegen.runtime import sdpa as sdpa_module
 from sagegen.runtime.answers import empty_output
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.options import Options
@@ -35,7 +36,7 @@ def fresh(monkeypatch, tmp_path):
 
     env = Env(tmp_path / "cache", tmp_path / "tuned", False, "warning", None)
     dispatcher = Dispatcher(CudaRuntime(), lambda: env)
-    for module in (op, library):
+    for module in (op, library, sdpa_module):
         monkeypatch.setattr(module, "dispatcher", lambda: dispatcher)
     fallback.warn_once.cache_clear()
     return dispatcher
@@ -189,6 +190,14 @@ def test_out_is_filled_and_returned(make):
     torch.testing.assert_close(out, sagegen.attention(q, q, q))
 
 
+@pytest.mark.parametrize("head_dim", [1, 5, 100])
+def test_out_like_q_fits_at_every_head_dim(make, head_dim):
+    q = make(1, 2, 5, head_dim)
+    out = torch.full_like(q, math.nan)
+    assert sagegen.attention(q, q, q, out=out) is out
+    torch.testing.assert_close(out, sagegen.attention(q, q, q))
+
+
 def test_a_kernel_for_cpu_tensors_is_refused(make):
     q = make(1, 2, 5, 64)
     with pytest.raises(UnsupportedError, match="these are on cpu"):
@@ -329,6 +338,24 @@ def test_compiled_calls_that_need_a_gradient_have_one(make):
     torch.testing.assert_close(ours, q.grad, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_float_mask_alone_may_require_a_gradient(make, compiles):
+    torch._dynamo.reset()
+    q, k, v = (make(1, 2, 9, 64, dtype=torch.float32) for _ in range(3))
+    bias = make(9, 9, dtype=torch.float32).requires_grad_()
+
+    def function(*x):
+        return sagegen.attention(*x[:3], attn_mask=x[3])
+
+    if compiles:
+        function = torch.compile(function, fullgraph=True, backend="aot_eager")
+    function(q, k, v, bias).square().sum().backward()
+    ours = bias.grad.clone()
+    bias.grad = None
+    ((q @ k.mT / 8 + bias).softmax(-1) @ v).square().sum().backward()
+    torch.testing.assert_close(ours, bias.grad, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_fake_tensors_have_a_shape_and_are_not_launched(device):
     with FakeTensorMode():
@@ -405,9 +432,13 @@ class OnCuda(torch.Tensor):
         (((1, 2, 5, 64), (1, 2, 9, 64)), {"is_causal": True}, "top-left"),
         (((1, 2, 5, 64), (1, 2, 5, 64)), {"dropout_p": 0.1}, "dropout"),
         (((1, 2, 5, 64), (1, 2, 5, 64)), {"attn_mask": torch.zeros(5, 5).bool()}, "attn_mask"),
-        (((2, 5, 64), (2, 5, 64)), {}, "4 dimensions"),
+        (((1, 2, 5, 64), (1, 2, 5, 32)), {}, "width"),
+        (((1, 2, 5, 64), (1, 2, 5, 64)), {"scale": math.inf}, "finite"),
         (((1, 4, 5, 64), (1, 2, 5, 64)), {}, "enable_gqa"),
-        (((3, 2, 5, 64), (1, 2, 5, 64)), {}, "k: batch 1"),
+        (((9, 2, 5, 64), (9, 2, 5, 64)), {}, "q: not today"),
+        (((2, 3, 2, 5, 64), (3, 2, 5, 64)), {}, "without a copy"),
+        (((3, 2, 5, 64), (1, 2, 5, 64)), {}, None),
+        (((2, 5, 64), (2, 5, 64)), {}, None),
         (((1, 2, 5, 64), (1, 2, 5, 64)), {}, None),
         (((1, 2, 5, 64), (1, 2, 9, 64)), {}, None),
         (((1, 4, 5, 64), (1, 2, 5, 64)), {"is_causal": True, "enable_gqa": True, "scale": 0.5}, None),
@@ -417,13 +448,13 @@ def test_sdpa_uses_kernels_only_where_torchs_rules_hold(make, monkeypatch, fresh
     called, torchs = [], []
 
     def attention(q, k, v, **given):
-        if q.shape[0] != k.shape[0]:
-            raise ArgumentError("k: batch 1 does not match q's 3")
+        if q.shape[0] == 9:
+            raise ArgumentError("q: not today")
         called.append(given)
         return q
 
-    monkeypatch.setattr(op, "attention", attention)
-    monkeypatch.setattr(op, "torch_sdpa", lambda *args, **given: torchs.append((args[3:], given)))
+    monkeypatch.setattr(sdpa_module, "attention", attention)
+    monkeypatch.setattr(sdpa_module, "torch_sdpa", lambda *args, **given: torchs.append((args[3:], given)))
     q, k = (make(*shape).as_subclass(OnCuda) for shape in shapes)
     sagegen.sdpa(q, k, k, **options)
     if because is None:

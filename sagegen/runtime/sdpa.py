@@ -1,0 +1,91 @@
+"""`torch.nn.functional.scaled_dot_product_attention` with a kernel where one gives the same, torch elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from sagegen.errors import ArgumentError
+from sagegen.runtime.dispatch import dispatcher
+from sagegen.runtime.fallback import torch_sdpa, with_positive_scale
+from sagegen.runtime.op import attention
+from sagegen.runtime.torch_call import Views, torch_reason, view_as_attention
+
+
+def sdpa(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention` with a kernel where one gives the same, torch elsewhere.
+
+    Keeps torch's signature, its causal rule, which aligns top-left when lengths differ, and its broadcasting: inputs of
+    three dims or of more than four, and batches or heads that broadcast, reach a kernel as views. On CPU tensors torch
+    answers unless SAGEGEN_BACKEND names a backend. `sagegen.patched` puts it in torch's place, with options.
+
+    Raises:
+        UnsupportedError: torch would have to answer a call on a GPU and SAGEGEN_STRICT=1 is set, or SAGEGEN_BACKEND is
+            `kernel` or `emulator`.
+        What torch raises for a call that it refuses.
+    """
+    return sdpa_with({}, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def sdpa_with(
+    options: Mapping[str, Any],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """`sdpa` with further keywords of `attention`, already checked: precision, accuracy, steps and backend.
+
+    Raises:
+        UnsupportedError: torch would have to answer, and the backend that is asked for or SAGEGEN_STRICT=1 forbids it.
+    """
+    if is_causal and attn_mask is not None:  # torch refuses that, in its own words
+        return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    backend = options.get("backend")
+    kind = query.device.type
+    reason: str | None = f"tensors are on {kind}"
+    if kind == "cuda" or (kind == "cpu" and (backend is not None or _is_backend_set())):
+        reason = torch_reason(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    found = reason or view_as_attention(query, key, value, enable_gqa)
+    if isinstance(found, Views):
+        try:
+            return _attend_views(found, is_causal, scale, options)
+        except ArgumentError as error:  # torch has its own words for it
+            found = str(error)
+    _note_torch(found, kind, backend)
+    query, scale = with_positive_scale(query, scale)
+    return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+@torch.compiler.assume_constant_result
+def _is_backend_set() -> bool:
+    """Whether SAGEGEN_BACKEND names one; compiled code keeps what held when it was traced."""
+    return dispatcher().env.backend is not None
+
+
+@torch.compiler.assume_constant_result
+def _note_torch(reason: str, device: str, backend: str | None) -> None:
+    """Record, or refuse, that torch answers; compiled code does so when it is traced."""
+    dispatcher().answer_by_torch(reason, device, backend)
+
+
+def _attend_views(views: Views, is_causal: bool, scale: float | None, options: Mapping[str, Any]) -> torch.Tensor:
+    """`attention` of four-dimensional views, its output in torch's shape."""
+    result = attention(views.query, views.key, views.value, is_causal=is_causal, scale=scale, **options)
+    out = result[0] if isinstance(result, tuple) else result
+    return out if len(views.shape) == 4 else out.view(views.shape)
