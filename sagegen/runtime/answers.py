@@ -130,6 +130,7 @@ class CopyOutAnswer:
         return self.inner.explanation
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        warn_once("out is copied in every call: its last dim is not contiguous, or rows are not 16 bytes apart")
         return _into(out, self.inner.run(q, k, v, None))
 
 

@@ -26,7 +26,16 @@ from sagegen.runtime.answers import (
     copy_inputs,
     empty_output,
 )
-from sagegen.runtime.arguments import Checked, Options, check_backend, check_call, check_out, is_readable, read_strides
+from sagegen.runtime.arguments import (
+    Checked,
+    Options,
+    check_backend,
+    check_call,
+    check_out,
+    is_readable,
+    needs_grad,
+    read_strides,
+)
 from sagegen.runtime.choose import EMULATED_GPU, Device, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
@@ -44,11 +53,6 @@ class _PerThread(threading.local):
     def __init__(self) -> None:
         self.memo: dict[tuple[Any, ...], Answer] = {}
         self.last: Explanation | None = None
-
-
-def needs_grad(*inputs: torch.Tensor | None) -> bool:
-    """Whether one requires a gradient and grad mode is on."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
 class Dispatcher:
@@ -139,18 +143,12 @@ class Dispatcher:
             return 0
         asked = Options(*options)
         checked = check_call(q, k, v, asked, attn_mask)
-        assert explanation.problem is not None
-        assert explanation.config is not None
+        problem, config = explanation.problem, explanation.config
+        assert problem is not None
+        assert config is not None
         strides = read_strides(q, k, v, q, asked.layout)  # what they are does not matter to the size
-        parts = plan_parts(
-            explanation.problem,
-            explanation.config,
-            checked.shape,
-            strides,
-            checked.scale,
-            asked.return_lse,
-            self.env.workspace_limit,
-        )
+        limit = self.env.workspace_limit
+        parts = plan_parts(problem, config, checked.shape, strides, checked.scale, asked.return_lse, limit)
         return workspace_bytes(parts)
 
     @property
@@ -183,14 +181,8 @@ class Dispatcher:
     ) -> tuple[Checked, Explanation]:
         checked = check_call(q, k, v, options, attn_mask)
         device = self._runtime.device(q.device)
-        explanation = choose(
-            checked,
-            options,
-            device,
-            self.env,
-            needs_grad=needs_grad(q, k, v, attn_mask),
-            on_registry_error=self._on_registry_error,
-        )
+        with_grad, on_error = needs_grad(q, k, v, attn_mask), self._on_registry_error
+        explanation = choose(checked, options, device, self.env, needs_grad=with_grad, on_registry_error=on_error)
         return checked, explanation
 
     def _prepare(
@@ -239,10 +231,6 @@ class Dispatcher:
         assert explanation.problem is not None
         q, k, v = copy_inputs(q, k, v, checked.copies)
         copies_out = out is not None and not is_readable(out)
-        if copies_out:
-            warn_once(
-                "out is written by a copy in every call: its last dim is not contiguous, or rows are not 16 bytes apart"
-            )
         target = empty_output(q) if out is None or copies_out else out
         strides = read_strides(q, k, v, target, options.layout)
         shape, want_lse = checked.shape, options.return_lse

@@ -72,6 +72,7 @@ ORDER = (
     "runtime.machine",
     "runtime.dispatch",
     "runtime.library",
+    "runtime.torch_call",
     "runtime.op",
     # judging it
     "measuring.call",
