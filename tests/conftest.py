@@ -92,7 +92,11 @@ def group_of(nodeid: str) -> str:
     return "tests/gpu" if nodeid.startswith("tests/gpu/") else nodeid.partition("::")[0]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "slow" not in config.option.markexpr:
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
     reasons = {"gpu": _why_no_gpu(), "compile": _why_no_compiler(), "emulator": _why_no_host_compiler()}
     for item in items:
         for marker, reason in reasons.items():

@@ -131,6 +131,11 @@ def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
         raise ArgumentError("out: requires a gradient, which writing into it would lose", "leave out= away")
 
 
+def needs_grad(*inputs: torch.Tensor | None) -> bool:
+    """Whether one requires a gradient and grad mode is on."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+
+
 def is_readable(x: torch.Tensor) -> bool:
     """Whether kernels can read `x` by its strides, or write: dim contiguous, the rest whole vectors apart; size-1 dims
     are free."""

@@ -14,7 +14,7 @@ from sagegen.env import Env, read_env
 from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
 from sagegen.plan import Loaded
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
-from sagegen.runtime.arguments import Checked, check_call, check_out, read_strides
+from sagegen.runtime.arguments import Checked, check_call, check_out, needs_grad, read_strides
 from sagegen.runtime.choose import DISABLED, EMULATED_GPU, choose
 from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
@@ -36,11 +36,6 @@ class _PerThread(threading.local):
     def __init__(self) -> None:
         self.memo: dict[tuple[Any, ...], Answer] = {}
         self.last: Explanation | None = None
-
-
-def needs_grad(*inputs: torch.Tensor | None) -> bool:
-    """Whether one requires a gradient and grad mode is on."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
 
 class Dispatcher:
@@ -150,18 +145,12 @@ class Dispatcher:
             return 0
         asked = Options(*options)
         checked = check_call(q, k, v, asked, attn_mask)
-        assert explanation.problem is not None
-        assert explanation.config is not None
+        problem, config = explanation.problem, explanation.config
+        assert problem is not None
+        assert config is not None
         strides = read_strides(q, k, v, q, asked.layout)  # what they are does not matter to the size
-        parts = plan_parts(
-            explanation.problem,
-            explanation.config,
-            checked.shape,
-            strides,
-            checked.scale,
-            asked.return_lse,
-            self.env.workspace_limit,
-        )
+        limit = self.env.workspace_limit
+        parts = plan_parts(problem, config, checked.shape, strides, checked.scale, asked.return_lse, limit)
         return workspace_bytes(parts)
 
     @property
@@ -201,14 +190,8 @@ class Dispatcher:
     ) -> tuple[Checked, Explanation]:
         checked = check_call(q, k, v, options, attn_mask)
         device = self._runtime.device(q.device)
-        explanation = choose(
-            checked,
-            options,
-            device,
-            self.env,
-            needs_grad=needs_grad(q, k, v, attn_mask),
-            on_registry_error=self._on_registry_error,
-        )
+        with_grad, on_error = needs_grad(q, k, v, attn_mask), self._on_registry_error
+        explanation = choose(checked, options, device, self.env, needs_grad=with_grad, on_registry_error=on_error)
         return checked, explanation
 
     def _prepare(

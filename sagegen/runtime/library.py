@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from sagegen.runtime.answers import Result, empty_output
-from sagegen.runtime.arguments import cast_type
-from sagegen.runtime.dispatch import dispatcher, needs_grad
+from sagegen.runtime.arguments import cast_type, needs_grad
+from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.fallback import attend
 
 _LIBRARY = torch.library.Library("sagegen", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -1,0 +1,106 @@
+"""What a drawn call is held to: attention in FP64, written out here, and what the call must leave alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+import sagegen
+from drawn_calls import DrawnCall, Tensors, make_tensors
+from sagegen.runtime.explanation import KERNEL_ANSWERS
+
+#: Largest error of an output, by the largest value: two roundings, of weights and of the output, and some.
+EXACT_ERRORS = {"float16": 2.0**-9, "bfloat16": 2.0**-6, "float32": 1e-4, "float64": 1e-5}
+EXACT_LSE = 1e-4
+#: Of kernels: relative L2 and the largest error of an lse, as LIMITS of call_errors.py has them for such inputs.
+KERNEL_L2, KERNEL_LSE = 0.075, 0.08
+
+
+def exact(call: DrawnCall, x: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output, HND, and lse in FP64. A row that sees no key is 0 and -inf."""
+    q, k, v = ((y if call.layout == "HND" else y.transpose(1, 2)).double() for y in (x.q, x.k, x.v))
+    k, v = k.repeat_interleave(call.group, 1), v.repeat_interleave(call.group, 1)
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) * (call.head_dim**-0.5 if call.scale is None else call.scale)
+    if x.mask is not None and x.mask.dtype != torch.bool:
+        scores = scores + x.mask.double()
+    scores = scores.masked_fill(~visible(call, x), -math.inf)
+    lse = scores.logsumexp(-1) if call.kv_len else scores.new_full(scores.shape[:-1], -math.inf)
+    weights = torch.where(lse[..., None] == -math.inf, 0, (scores - lse[..., None]).exp())
+    return torch.einsum("bhij,bhjd->bhid", weights, v), lse
+
+
+def visible(call: DrawnCall, x: Tensors) -> torch.Tensor:
+    """[q_len, kv_len], or what that broadcasts to with a bool mask: query i stands at key i + kv_len - q_len."""
+    at = torch.arange(call.q_len, device=x.q.device)[:, None] + call.kv_len - call.q_len
+    key = torch.arange(call.kv_len, device=x.q.device)[None]
+    seen = torch.ones(call.q_len, call.kv_len, dtype=torch.bool, device=x.q.device)
+    if call.is_causal:
+        seen &= key <= at
+    left, right = call.window or (-1, -1)
+    if left != -1:
+        seen &= key >= at - left
+    if right != -1:
+        seen &= key <= at + right
+    return seen & x.mask if x.mask is not None and x.mask.dtype == torch.bool else seen
+
+
+def options_of(call: DrawnCall, x: Tensors) -> dict[str, Any]:
+    """Arguments of `sagegen.attention`, but for out=, as of `sagegen.explain`."""
+    return {
+        "layout": call.layout,
+        "is_causal": call.is_causal,
+        "window": call.window,
+        "attn_mask": x.mask,
+        "scale": call.scale,
+        "return_lse": call.return_lse,
+    }
+
+
+def check_call(call: DrawnCall, device: str, backend: str | None = None) -> str:
+    """Make a call and compare everything that comes back; what answered is returned."""
+    x = make_tensors(call, device)
+    expected, expected_lse = exact(call, x)
+    before = [y.clone() for y in (x.q, x.k, x.v)]
+    result = sagegen.attention(x.q, x.k, x.v, **options_of(call, x), out=x.out, backend=backend)
+    out, lse = result if call.return_lse else (result, None)
+    answer = sagegen.last_dispatch().answer
+    assert out is x.out or x.out is None
+    assert (out.shape, out.dtype, out.device) == (x.q.shape, x.q.dtype, x.q.device)
+    out = out if call.layout == "HND" else out.transpose(1, 2)
+    check_output(call, answer, out.double(), expected, expected_lse == -math.inf, x.v)
+    if lse is not None:
+        assert (lse.shape, lse.dtype) == (expected_lse.shape, torch.float32)
+        check_lse(answer, lse.double(), expected_lse)
+    for name, y, was in zip("qkv", (x.q, x.k, x.v), before, strict=True):
+        assert call.out == name or torch.equal(y, was), f"{name} was written"
+    return answer
+
+
+def check_output(
+    call: DrawnCall, answer: str, out: torch.Tensor, expected: torch.Tensor, blind: torch.Tensor, v: torch.Tensor
+) -> None:
+    assert not out[blind].any(), "a row that sees no key is not 0"
+    if not out.numel() or not v.numel():
+        return
+    largest = v.abs().max().item()
+    error = (out - expected).abs().max().item()
+    if answer not in KERNEL_ANSWERS:
+        assert error <= EXACT_ERRORS[call.dtype] * largest, (answer, error)
+        return
+    # of few channels an output may be next to 0, where a mean of normal values seldom is
+    usual = (~blind).sum().item() * call.head_dim * v.double().square().mean().item() / call.kv_len
+    size = max(expected.norm().item(), math.sqrt(usual))
+    assert (out - expected).norm().item() <= KERNEL_L2 * size, answer
+    assert error <= 0.25 * largest, (answer, error)
+
+
+def check_lse(answer: str, lse: torch.Tensor, expected: torch.Tensor) -> None:
+    blind = expected == -math.inf
+    assert (lse[blind] == -math.inf).all(), "the lse of a row that sees no key is not -inf"
+    if blind.all():
+        return
+    error = torch.where(blind, 0, (lse - expected) / (1 if answer in KERNEL_ANSWERS else 1 + expected.abs()))
+    limit = KERNEL_LSE if answer in KERNEL_ANSWERS else EXACT_LSE
+    assert error.abs().max().item() <= limit, (answer, error.abs().max().item())
