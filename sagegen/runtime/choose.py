@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -37,12 +37,14 @@ def choose(
     env: Env,
     *,
     needs_grad: bool,
+    refused: Collection[str] = (),
     on_registry_error: Callable[[RegistryError], None],
 ) -> Explanation:
     """What answers a checked call.
 
     Args:
         needs_grad: an input requires a gradient and grad mode is on.
+        refused: digests of cubins that cannot be had; their entries do not answer.
         on_registry_error: gets the error of each malformed registry file, which is then left out.
 
     Raises:
@@ -74,7 +76,9 @@ def choose(
     forced, notes = backend == "kernel", _copy_notes(checked)
     if env.pin is not None:
         return _choose_pinned(checked.problem, env.pin, find, options, device, notes)
-    answer = partial(_choose_tuned, find=find, options=options, device=device, forced=forced, notes=notes)
+    answer = partial(
+        _choose_tuned, find=find, options=options, device=device, forced=forced, refused=refused, notes=notes
+    )
     explanation = _choose_precision(checked.problem, answer, options)
     return explanation if forced else _weigh_padding(explanation, checked, device)
 
@@ -141,15 +145,18 @@ def _choose_tuned(
     options: Options,
     device: Device,
     forced: bool,
+    refused: Collection[str],
     notes: tuple[str, ...],
 ) -> Explanation:
     """What answers `problem`: of the entries that `find` looks up, one that takes the steps that are asked for."""
 
     def admits(entry: Entry) -> bool:
+        if entry.cubin_sha256 in refused and (forced or entry.answer == "kernel"):
+            return False
         return entry.config is None or not _contradicted(parse_config(entry.config), options)
 
     find = partial(find, problem, min_cosine=options.min_cosine)
-    found = find(admits=admits) if options.steps else find()
+    found = find(admits=admits)
     other = find() if found is None and options.steps else None
     if other is not None and other.entry.answer == "sdpa" and not forced:
         reason = f"torch SDPA is faster at this length than kernels without {_spell(options.steps)}"

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 
 from sagegen.env import Env, read_env
-from sagegen.errors import DriverError, RegistryError, SagegenError, UnsupportedError
+from sagegen.errors import RegistryError, SagegenError, UnsupportedError
 from sagegen.plan import Loaded
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
 from sagegen.runtime.arguments import Checked, check_call, check_out, needs_grad, read_strides
-from sagegen.runtime.choose import DISABLED, EMULATED_GPU, choose
-from sagegen.runtime.device import Device
+from sagegen.runtime.choose import DISABLED, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
-from sagegen.runtime.fetch import build_cubin, describe_compiler, find_cubin, load_emulated
+from sagegen.runtime.fetch import describe_compiler, find_cubin
 from sagegen.runtime.machine import CudaRuntime, NoStreams
 from sagegen.runtime.options import Options, check_backend
 from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
+from sagegen.runtime.programs import Programs
 from sagegen.runtime.splitting import plan_parts, workspace_bytes
 
 #: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
@@ -50,8 +50,8 @@ class Dispatcher:
         self._runtime = runtime
         self._read = read
         self._local = _PerThread()
-        self._lock = threading.Lock()
-        self._programs: dict[tuple[str, str | None, int], Loaded | SagegenError] = {}
+        self._programs = Programs(runtime, self._on_registry_error)
+        self._refused: set[str] = set()  # cubins of entries that others stand in for
 
     @functools.cached_property
     def env(self) -> Env:
@@ -191,7 +191,10 @@ class Dispatcher:
         checked = check_call(q, k, v, options, attn_mask)
         device = self._runtime.device(q.device)
         with_grad, on_error = needs_grad(q, k, v, attn_mask), self._on_registry_error
-        explanation = choose(checked, options, device, self.env, needs_grad=with_grad, on_registry_error=on_error)
+        explanation = choose(
+            checked, options, device, self.env,
+            needs_grad=with_grad, refused=self._refused, on_registry_error=on_error,
+        )  # fmt: skip
         return checked, explanation
 
     def _prepare(
@@ -212,20 +215,15 @@ class Dispatcher:
         if out is not None:
             check_out(out, q)
         lasts = True
-        if explanation.answer in KERNEL_ANSWERS:
-            device = self._runtime.device(q.device)
-            program, lasts = self._find_program(explanation, device)
+        while explanation.answer in KERNEL_ANSWERS:
+            program, lasts = self._programs.find(explanation, self._runtime.device(q.device), self.env)
             if not isinstance(program, SagegenError):
-                for note in explanation.notes:
-                    warn_once(note)
-                streams = NoStreams() if explanation.answer == "emulator" else self._runtime
-
-                def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-                    return self.attention(q, k, v, None, out, *values)
-
-                ground = Ground(program, explanation, streams, self.env.workspace_limit, again)
+                ground = self._ground(program, explanation, values)
                 return prepare_kernel((q, k, v), out, checked, options, ground), True
-            explanation = _without_kernel(explanation, program)
+            call = (q, k, v, attn_mask, options)
+            explanation = (
+                self._pass_over(explanation, program, call) if lasts else _without_kernel(explanation, program)
+            )
         if explanation.is_fallback:
             self._fall_back(explanation.reason, options.backend or self.env.backend)
         if explanation.answer == "zeros":
@@ -234,34 +232,27 @@ class Dispatcher:
             return ReferenceAnswer(explanation, options), lasts
         return SdpaAnswer(explanation, options, attn_mask), lasts
 
-    def _find_program(self, explanation: Explanation, device: Device) -> tuple[Loaded | SagegenError, bool]:
-        """The loaded program or why there is none, and whether that holds for later calls too."""
-        digest = explanation.found.entry.cubin_sha256 if explanation.found else None
-        key = (str(explanation.kernel), digest, device.index)
-        if device.kind == "cuda" and key not in self._programs and self._runtime.is_capturing():
-            return DriverError("CUDA graphs are being captured", "make such a call once before capturing"), False
-        with self._lock:  # threads that want the same kernel wait for one of them to build and load it
-            if key not in self._programs:
-                try:
-                    self._programs[key] = self._load(explanation, device)
-                except SagegenError as error:  # remembered: a build that failed is not tried for every new length
-                    self._programs[key] = error
-            return self._programs[key], True
+    def _ground(self, program: Loaded, explanation: Explanation, values: tuple[Any, ...]) -> Ground:
+        for note in explanation.notes:
+            warn_once(note)
+        streams = NoStreams() if explanation.answer == "emulator" else self._runtime
 
-    def _load(self, explanation: Explanation, device: Device) -> Loaded:
-        problem, config, name = explanation.problem, explanation.config, explanation.kernel
-        assert problem is not None
-        assert config is not None
-        assert name is not None
-        if explanation.answer == "emulator":
-            return load_emulated(problem, config, EMULATED_GPU, self.env)
-        cubin = find_cubin(explanation.found, self.env, self._on_registry_error)
-        if cubin is None:
-            cubin = build_cubin(problem, config, device, self.env)
-        program = self._runtime.load_program(cubin, name, problem, config, device.index)
-        if self.env.self_test:
-            self._runtime.check_program(program, name, problem, device.index)
-        return program
+        def again(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+            return self.attention(q, k, v, None, out, *values)
+
+        return Ground(program, explanation, streams, self.env.workspace_limit, again)
+
+    def _pass_over(self, explanation: Explanation, error: SagegenError, call: tuple[Any, ...]) -> Explanation:
+        """What answers instead of an entry whose kernel cannot be had: the next entry, else torch SDPA."""
+        digest = explanation.found.entry.cubin_sha256 if explanation.found else None
+        if digest is not None:
+            self._refused.add(digest)
+            later = self._choose(*call)[1]
+            if later.answer in KERNEL_ANSWERS and later.found is not None:
+                warn_once(f"{explanation.kernel} is passed over: {error}")
+                return replace(later, passed_over=(*later.passed_over, f"{explanation.kernel}: {error}"))
+            self._refused.discard(digest)  # else nothing would be tuned for its problem, which is another reason
+        return _without_kernel(explanation, error)
 
     def _on_registry_error(self, error: RegistryError) -> None:
         """A broken registry must not take a model down, unless it is told to be strict: the others still serve."""

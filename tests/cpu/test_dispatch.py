@@ -27,10 +27,11 @@ from sagegen.gpu import GPUS
 from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
-from sagegen.runtime import dispatch, fallback, fetch
+from sagegen.runtime import dispatch, fallback, fetch, programs
 from sagegen.runtime.device import Device
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.options import Options
+from sagegen.space import parse_config
 from sagegen.store import Store, make_key
 
 CAUSAL, FULL = Problem(64, "fp16", True), Problem(64, "fp16", False)
@@ -71,6 +72,7 @@ class FakeMachine:
     capturing: bool = False
     broken: bool = False
     wrong: bool = False
+    wrong_names: tuple[str, ...] = ()
     load_seconds: float = 0
     loads: list[FakeProgram] = field(default_factory=list)
     tried: list[tuple[FakeProgram, str, Problem, int]] = field(default_factory=list)
@@ -90,7 +92,7 @@ class FakeMachine:
 
     def check_program(self, program, name, problem, index):
         self.tried.append((program, name, problem, index))
-        if self.wrong:
+        if self.wrong or any(wrong in name for wrong in self.wrong_names):
             raise SelfTestError(f"{name} computes wrongly on this machine: it does", "see: sagegen verify")
 
     def raw_stream(self, index):
@@ -282,8 +284,12 @@ def test_a_transposed_query_gets_a_transposed_output(dispatcher, machine, env):
 def test_a_warm_call_looks_nothing_up(dispatcher, machine, env, monkeypatch):
     ship(env, make_entry())
     call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
-    for name in ("choose", "find_cubin", "build_cubin", "plan_parts", "check_call", "warn_once"):
-        monkeypatch.setattr(dispatch, name, None)
+    for module, names in (
+        (dispatch, ("choose", "find_cubin", "plan_parts", "check_call", "warn_once", "prepare_kernel")),
+        (programs, ("find_cubin", "build_cubin")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, None)
     call(dispatcher, tensor(1, 2, 5, 64), is_causal=False)
     assert len(machine.launches) == 2
     assert machine.launches[0][0] is machine.launches[1][0]
@@ -700,7 +706,7 @@ def test_the_environment_can_ask_for_the_emulator(machine, env, monkeypatch):
         loads.append((problem, config, gpu.name))
         return FakeProgram(machine, b"", "emulated", config, -1)
 
-    monkeypatch.setattr(dispatch, "load_emulated", load)
+    monkeypatch.setattr(programs, "load_emulated", load)
     machine.here = Device("cpu", -1)
     dispatcher = Dispatcher(machine, lambda: Env(env.cache_dir, env.tuned_dir, False, "warning", None, "emulator"))
     q, k = tensor(1, 4, 5, 64), tensor(1, 2, 7, 64)
@@ -903,6 +909,47 @@ def test_a_cold_call_inside_graph_capture_takes_torch_and_is_not_remembered(disp
     machine.capturing = True  # warm now, for new lengths too
     call(dispatcher, tensor(1, 2, 6, 64))
     assert len(machine.launches) == 2
+
+
+# --- entries whose kernel cannot be had
+
+COARSE = CONFIG.name.replace("ks64", "ks128")
+
+
+def two_entries(env: Env) -> None:
+    """Of one bucket: a coarse one, which answers first, and a fine one."""
+    coarse = {"config": parse_config(COARSE), "tier": "coarse", "min_cosine": 0.9991}
+    ship(env, make_entry(cubin=b"coarse", **coarse), make_entry(tier="fine"), cubins=(b"coarse", b"cubin"))
+
+
+def test_the_next_entry_answers_where_the_first_ones_kernel_is_wrong(dispatcher, machine, env, caplog):
+    two_entries(env)
+    machine.wrong_names = (COARSE,)
+    for length in (5, 6, 5):
+        call(dispatcher, tensor(1, 2, length, 64))
+    assert [launched.program.cubin for launched, _ in machine.launches] == [b"cubin"] * 3
+    (message,) = messages(caplog)
+    assert message.startswith(f"d64_fp16_full_int8_{COARSE} is passed over: ")
+    assert dispatcher.last.answer == "kernel"
+
+
+def test_what_is_passed_over_is_explained_at_the_first_call(dispatcher, machine, env):
+    two_entries(env)
+    machine.wrong_names = (COARSE,)
+    call(dispatcher, tensor(1, 2, 5, 64))
+    (other, *_) = [text for text in dispatcher.last.passed_over if "computes wrongly" in text]
+    assert other.startswith(f"d64_fp16_full_int8_{COARSE}: ")
+
+
+def test_torch_answers_where_no_entrys_kernel_can_be_had(dispatcher, machine, env):
+    two_entries(env)
+    machine.wrong = True
+    for length in (5, 6):
+        call(dispatcher, tensor(1, 2, length, 64))
+        assert (dispatcher.last.answer, dispatcher.last.is_fallback) == ("sdpa", True)
+        assert "computes wrongly" in dispatcher.last.reason
+    assert machine.launches == []
+    assert len(machine.tried) == 2
 
 
 # --- trying a kernel when it is loaded, and ahead

@@ -76,6 +76,7 @@ ORDER = (
     "runtime.addresses",
     "runtime.answers",
     "runtime.prepare",
+    "runtime.programs",
     "runtime.self_test",
     "runtime.machine",
     "runtime.dispatch",

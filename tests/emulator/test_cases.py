@@ -14,7 +14,7 @@ import torch
 import sagegen
 from sagegen.errors import ArgumentError
 from sagegen.gpu import GPUS
-from sagegen.runtime import choose, dispatch
+from sagegen.runtime import choose, programs
 
 pytestmark = pytest.mark.emulator
 
@@ -27,7 +27,7 @@ def backend(request, monkeypatch):
     if request.param == "reference":
         return "reference"
     gpu = GPUS["l20" if request.param == "mma" else "h200"]
-    for module in (choose, dispatch):
+    for module in (choose, programs):
         monkeypatch.setattr(module, "EMULATED_GPU", gpu)
     return "emulator"
 
