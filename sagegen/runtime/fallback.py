@@ -16,6 +16,8 @@ LOGGER = logging.getLogger("sagegen")
 #: torch's own, bound before anyone patches torch.nn.functional with our sdpa(), which would then call itself.
 torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 
+#: What torch's fused kernels read at once.
+_VECTOR_BYTES = 16
 #: Bytes of mask or FP32 scores that are alive at once.
 _CHUNK_BYTES = 256 << 20
 
@@ -48,6 +50,35 @@ def with_positive_scale(q: torch.Tensor, scale: float | None) -> tuple[torch.Ten
     return q * (-1.0 if scale < 0 else 0.0), -scale or 1.0
 
 
+def as_torch_reads(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or a dense copy where torch's fused kernels would fault on a GPU.
+
+    They read 16 bytes at a time and do not ask whether they may: an address or a stride between those ends the process'
+    CUDA context with `misaligned address` (torch 2.11 on an H200, found by tests/gpu/test_property_calls.py).
+    """
+    if x.device.type != "cuda" or torch.compiler.is_compiling():
+        return x
+    size = x.element_size()
+    strides = [stride * size for count, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if count > 1]
+    has_odd_rows = x.shape[-1] * size % _VECTOR_BYTES == 0 and any(stride % _VECTOR_BYTES for stride in strides)
+    return x.clone(memory_format=torch.contiguous_format) if has_odd_rows or _address(x) % _VECTOR_BYTES else x
+
+
+def as_torch_masks(mask: torch.Tensor | None, kv_len: int) -> torch.Tensor | None:
+    """`mask` with a column for every key: torch's fused kernels fail on one column for all (torch 2.11, cuDNN)."""
+    if mask is None or mask.device.type != "cuda":
+        return mask
+    return mask.expand(*mask.shape[:-1], kv_len).contiguous() if mask.shape[-1] == 1 != kv_len else mask.contiguous()
+
+
+def _address(x: torch.Tensor) -> int:
+    """Of the first element; within its storage where it has no memory, inside torch.func."""
+    try:
+        return x.data_ptr()
+    except RuntimeError:
+        return int(x.storage_offset() * x.element_size())
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -71,6 +102,7 @@ def attend(
     """
     if layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    q, k, v = (as_torch_reads(x) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q_len, kv_len = q.shape[2], k.shape[2]
     gqa = bool(q.shape[1] != k.shape[1])  # not a SymBool under dynamic shapes

@@ -9,7 +9,7 @@ import torch
 
 from sagegen.errors import ArgumentError
 from sagegen.runtime.dispatch import dispatcher
-from sagegen.runtime.fallback import torch_sdpa, with_positive_scale
+from sagegen.runtime.fallback import as_torch_masks, as_torch_reads, torch_sdpa, with_positive_scale
 from sagegen.runtime.op import attention
 from sagegen.runtime.torch_call import Views, torch_reason, view_as_attention
 
@@ -69,6 +69,8 @@ def sdpa_with(
             found = str(error)
     _note_torch(found, kind, backend)
     query, scale = with_positive_scale(query, scale)
+    query, key, value = (as_torch_reads(x) for x in (query, key, value))
+    attn_mask = as_torch_masks(attn_mask, key.shape[-2])
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 

@@ -198,3 +198,47 @@ def test_float_masks_of_every_type_for_inputs_of_every_type(make, dtype, mask_dt
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
+
+
+# --- what torch's fused kernels cannot read
+
+
+class OnCuda(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "offset", "is_copied"),
+    [
+        ((1, 2, 5, 64), (640, 320, 64, 1), 0, False),
+        ((1, 2, 5, 64), (640, 320, 64, 1), 8, False),
+        ((1, 2, 5, 64), (640, 320, 64, 1), 1, True),  # two bytes past a vector
+        ((1, 2, 5, 64), (650, 325, 65, 1), 0, True),  # rows of 130 bytes
+        ((1, 2, 5, 64), (0, 0, 64, 1), 0, False),
+        ((1, 1, 1, 64), (3, 3, 3, 1), 0, False),  # dims of one are never stepped over
+        ((1, 2, 5, 5), (50, 25, 5, 1), 0, False),  # a copy would have such rows too
+        ((1, 2, 5, 5), (50, 25, 5, 1), 3, True),
+    ],
+)
+def test_torch_gets_copies_of_what_it_would_fault_on(shape, strides, offset, is_copied):
+    base = torch.zeros(4096, dtype=torch.float16)
+    base = base[-(base.data_ptr() // 2) % 8 :]  # from a whole vector on
+    x = base.as_strided(shape, strides, base.storage_offset() + offset)
+    read = fallback.as_torch_reads(x.as_subclass(OnCuda))
+    assert (read.data_ptr() != x.data_ptr()) == is_copied
+    assert read.is_contiguous() or not is_copied
+    assert fallback.as_torch_reads(x) is x  # on the CPU torch reads all
+
+
+@pytest.mark.parametrize(("shape", "given"), [((33, 1), (33, 70)), ((2, 1, 1, 1), (2, 1, 1, 70)), ((1, 70), (1, 70))])
+def test_torch_gets_a_column_of_the_mask_for_every_key(shape, given):
+    mask = (torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1)) % 2 == 0).expand(shape)
+    read = fallback.as_torch_masks(mask.contiguous().as_subclass(OnCuda), 70)
+    assert read.shape == given
+    assert read.is_contiguous()
+    assert torch.equal(read.as_subclass(torch.Tensor), mask.expand(given))
+    assert fallback.as_torch_masks(None, 70) is None
