@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +14,7 @@ import click
 from sagegen.cli.options import json_option, make_problem, precision_option
 from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
+from sagegen.interrupts import deferred_interrupts
 from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem
 from sagegen.tuning.plant import PLANTS
 from sagegen.tuning.search import SAMPLERS
@@ -138,14 +136,15 @@ def command(
         plants=tuple(name for name in PLANTS if name in plants),
         lengths=tuple(t for t in TUNED_LENGTHS if str(t.tokens) in tokens),
     )
-    with Watcher() as watch, _terminable():
+    with Watcher() as watch:
         if devices:
             journal = journal_path or env.cache_dir / "journals" / f"{gpu.name}.jsonl"
             result = _measure(request, devices, journal, resume, toolkit, env, jobs, watch)
         else:
             result = _rank(request, toolkit, env, jobs, watch)
     cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
-    saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
+    with deferred_interrupts():  # what was found must not be lost while it is written
+        saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
     _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
 # fmt: on
 
@@ -226,20 +225,6 @@ def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen
 
     gate = make_gate(request.gpu, env)
     return tune_offline(request, open_store(env), toolkit, listen, jobs=jobs, gate=gate)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, which batch systems send, ends a run as Ctrl+C does: with its best so far."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool, has_journal: bool) -> None:
