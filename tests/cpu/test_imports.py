@@ -59,6 +59,7 @@ ORDER = (
     "registry_file",
     "registry_merge",
     "registry_cubins",
+    "registry_disk",
     "registry",
     # answering a call
     "runtime.arguments",
@@ -121,6 +122,7 @@ ORDER = (
     "ablation.study",
     "ablation.report",
     # searching
+    "tuning.packed",
     "tuning.journal",
     "tuning.distances",
     "tuning.events",
