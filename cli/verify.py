@@ -78,9 +78,7 @@ def command(
     own = _load_captured(captured, problems or _all_problems()) if captured else {}
     rows = []
     for row in (
-        _emulate(gpu, problems, config_name, own, banks)
-        if emulator
-        else _measure(gpu, problems, config_name, captured)
+        _emulate(gpu, problems, config_name, own, banks) if emulator else _measure(gpu, problems, config_name, captured)
     ):
         rows.append(row)
         click.echo(_to_line(row), err=True)
@@ -121,7 +119,7 @@ def _load_captured(path: Path, problems: list[Problem]) -> dict[str, Inputs]:
         dims = ", ".join(sorted({str(inputs.q.shape[-1]) for inputs in captured.values()}))
         raise ArgumentError(
             f"nothing in {path}, of head dim {dims}, fits {', '.join(problem.name for problem in problems)}",
-            "name a problem of that head dim, and of bf16 for values beyond fp16, with --problem; or leave out --captured",
+            "name one of that head dim with --problem, in bf16 for values beyond fp16's, or leave out --captured",
         )
     return captured
 
