@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import json_option, make_problem, precision_option
+from sagegen.cli.options import json_option, make_problem, mask_options, precision_option
 from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
 from sagegen.interrupts import deferred_interrupts
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _MEASURED_BUDGET_S = 600.0
 _OFFLINE_BUDGET_S = 360.0
-_INTERRUPTED = 130  # what shells report for Ctrl+C
 _WIDTH = 240
 _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 
@@ -42,9 +41,7 @@ _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 @click.option("--head-dim", "head_dims", type=Choices(tuple(map(str, HEAD_DIMS))), default="64,128", show_default=True,
               help="Head dims, separated by commas.")
 @click.option("--dtype", "dtypes", type=Choices(DTYPES), default="bf16", show_default=True, help="Input dtypes.")
-@click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
-@click.option("--full", "mask", flag_value="full", help="Only without a mask.")
-@click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
+@mask_options(both_note="; the default")
 @precision_option
 @click.option("--tokens", type=Choices(_TOKENS), default=",".join(_TOKENS), show_default=True,
               help="Lengths to tune at, each with the bucket around it, separated by commas.")
@@ -73,7 +70,7 @@ def command(
     gpu_name: str,
     head_dims: tuple[str, ...],
     dtypes: tuple[str, ...],
-    mask: str,
+    mask: str | None,
     precision: str,
     tokens: tuple[str, ...],
     budget_s: float | None,
@@ -116,6 +113,8 @@ def command(
     from sagegen.tuning.request import Request
 
     gpu = measured_gpu(find_gpu(gpu_name), probe_file)
+    if offline and device_count > 1:
+        raise click.UsageError("--devices counts GPUs that measure, and --offline measures nothing: leave one out")
     devices = [] if offline else find_devices(gpu, device_count)
     if not devices and not offline:
         click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
@@ -150,9 +149,9 @@ def command(
 
 
 def _make_problems(
-    head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str, precision: str
+    head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str | None, precision: str
 ) -> tuple[Problem, ...]:
-    masks = {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
+    masks = {"causal": (True,), "full": (False,), "both": (False, True)}[mask or "both"]
     return tuple(
         make_problem(head_dim, dtype, causal, precision)
         for head_dim in head_dims
@@ -173,10 +172,10 @@ def _require_writable(path: Path, gpu: Gpu) -> None:
 
 
 def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
-    """The GPUs of this machine that are `gpu`, at most `count`; [] when it has none at all.
+    """`count` GPUs of this machine that are `gpu`; [] when it has none at all and one would do.
 
     Raises:
-        GpuMismatchError: it has others only.
+        GpuMismatchError: it has others only, or fewer.
     """
     from sagegen.gpu import detect_gpus
 
@@ -189,6 +188,11 @@ def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
         raise GpuMismatchError(
             f"--gpu {gpu.name}, but this machine has {found.product} ({name})",
             f"measure it with {also}, or add --offline to compile and rank for {gpu.name} without measuring",
+        )
+    if count > max(1, len(matching)):
+        raise GpuMismatchError(
+            f"--devices {count}, but this machine has {len(matching)} of {gpu.name}",
+            f"give --devices {len(matching)}" if matching else "leave out --devices to tune offline",
         )
     return matching[:count]
 
@@ -241,7 +245,7 @@ def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool, h
     if isinstance(result.cause, KeyboardInterrupt):
         rest = "; the same command goes on from the journal" if has_journal else ""
         click.echo(f"Interrupted: the best so far is kept{rest}.", err=True)
-        raise SystemExit(_INTERRUPTED)
+        raise SystemExit(130)  # what shells report for Ctrl+C
     if result.cause is not None:
         raise result.cause
     if not result.entries:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import json_option
+from sagegen.cli.options import json_option, tune_command
 
 if TYPE_CHECKING:
     from sagegen.gpu import Gpu
@@ -84,8 +84,8 @@ def command(
         click.echo(_to_line(row), err=True)
     if not rows:
         raise RegistryError(
-            f"nothing is tuned for {gpu.name}{' and these problems' if problems else ''}",
-            f"add --config default, or: sagegen tune --gpu {gpu.name}",
+            f"nothing is tuned for {' and '.join([gpu.name, *(problem.name for problem in problems)])}",
+            f"add --config default, or: {tune_command(gpu.name, problems)}",
         )
     failed = sum(row["outcome"] != "ok" for row in rows)
     missed = _problems_without(own, rows) if captured else []
@@ -119,7 +119,7 @@ def _load_captured(path: Path, problems: list[Problem]) -> dict[str, Inputs]:
         dims = ", ".join(sorted({str(inputs.q.shape[-1]) for inputs in captured.values()}))
         raise ArgumentError(
             f"nothing in {path}, of head dim {dims}, fits {', '.join(problem.name for problem in problems)}",
-            "name one of that head dim with --problem, in bf16 for values beyond fp16's, or leave out --captured",
+            "name a problem of that head dim with --problem, in bf16 for values beyond fp16's, or leave out --captured",
         )
     return captured
 

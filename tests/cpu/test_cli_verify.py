@@ -259,6 +259,9 @@ def test_nothing_tuned_is_misuse_in_the_emulator_too(machine, emulator):
     result = run("verify", "--emulator", "--gpu", "rtx4090")
     assert result.exit_code == 2
     assert "nothing is tuned for rtx4090" in result.output
+    result = run("verify", "--emulator", "--gpu", "rtx4090", "--problem", "d64_fp16_full_int4")
+    assert "nothing is tuned for rtx4090 and d64_fp16_full_int4" in result.stderr
+    assert "sagegen tune --gpu rtx4090 --head-dim 64 --dtype fp16 --full --precision int4" in result.stderr
 
 
 def test_without_a_host_compiler_the_emulator_is_misuse(machine, monkeypatch):
