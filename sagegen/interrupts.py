@@ -33,8 +33,8 @@ def deferred_interrupts() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for replaced, handler in previous.items():
+            signal.signal(replaced, handler)
     for number in dict.fromkeys(held):
         signal.raise_signal(number)
 

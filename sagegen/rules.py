@@ -68,7 +68,8 @@ def _nearest_valid(config: Config, target: Target) -> Config | None:
         for chosen in itertools.combinations(params, count):
             others = ([value for value in param.values if value != own[param.name]] for param in chosen)
             for values in itertools.product(*others):
-                changed = replace(config, **{p.name: value for p, value in zip(chosen, values, strict=True)})
+                changes: dict[str, Any] = {param.name: value for param, value in zip(chosen, values, strict=True)}
+                changed = replace(config, **changes)
                 if not broken_rules(changed, target):
                     return changed
     return None
