@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagegen.cli.around import run_around
-from sagegen.cli.options import gpu_option, make_problem
+from sagegen.cli.options import gpu_option, make_problem, mask_options
 from sagegen.cli.race import Ask, run_races
 from sagegen.problem import DTYPES, HEAD_DIMS
 
@@ -46,9 +46,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 @click.option("--head-dim", "head_dims", type=click.Choice([str(d) for d in HEAD_DIMS]), multiple=True,
               help="Channels per head; may be repeated. [all; with --around 128]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Input dtype.")
-@click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
-@click.option("--full", "mask", flag_value="full", help="Only without a mask; the default with --around.")
-@click.option("--both", "mask", flag_value="both", help="With and without; the default without --around.")
+@mask_options(full_note="; the default with --around", both_note="; the default without --around")
 @click.option("--tokens", type=Lengths(),
               help=f"Lengths, separated by commas. [{','.join(map(str, _TOKENS))}; with --peers those with goals; "
               "with --around 16384]")

@@ -9,6 +9,7 @@ from typing import IO, Any
 import click
 
 from sagegen.errors import SagegenError
+from sagegen.interrupts import PromptInterrupts
 
 #: What `sagegen --help` says of each command, so that it imports none of them.
 COMMANDS = {
@@ -58,7 +59,11 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with PromptInterrupts() as interrupts:
+                done = super().invoke(ctx)
+            if interrupts.arrived:  # and a library swallowed the exception: whoever sent it must not take this for done
+                raise KeyboardInterrupt
+            return done
         except SagegenError as error:
             raise MisuseError(error) from error
         except KeyboardInterrupt as error:  # before a command had anything to keep

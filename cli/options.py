@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, get_args
 
 import click
@@ -21,6 +21,37 @@ precision_option = click.option(
     "--precision", type=click.Choice(PRECISIONS), default="int8", show_default=True, help="How Q and K are quantized."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+
+
+def mask_options(*, full_note: str = "", both_note: str = "") -> Callable[[Command], Command]:
+    """Adds --causal, --full and --both as the parameter `mask`: the one that was given, None without any.
+
+    Args:
+        full_note, both_note: what their help says of defaults.
+    """
+    helps = {
+        "both": f"With and without{both_note}.",
+        "full": f"Only without a mask{full_note}.",
+        "causal": "Only with the causal mask.",
+    }
+
+    def add(command: Command) -> Command:
+        for name, text in helps.items():
+            option = click.option(
+                f"--{name}", "mask", flag_value=name, multiple=True, callback=_take_one_mask, help=text
+            )
+            command = option(command)
+        return command
+
+    return add
+
+
+def _take_one_mask(ctx: click.Context, param: click.Parameter, names: tuple[str, ...]) -> str | None:
+    """The mask that was given; UsageError for several, of which click alone would silently take the last."""
+    several = [f"--{name}" for name in dict.fromkeys(names)]
+    if len(several) > 1:
+        raise click.UsageError(f"{' and '.join(several)} exclude each other: give one of --causal, --full and --both")
+    return names[0] if names else None
 
 
 def problem_options(command: Command) -> Command:
@@ -45,6 +76,16 @@ def make_problem(head_dim: str, dtype: str, is_causal: bool, precision: str = "i
     known: dict[str, Dtype] = {name: name for name in get_args(Dtype)}
     precisions: dict[str, Precision] = {name: name for name in get_args(Precision)}
     return Problem(int(head_dim), known[dtype], is_causal, precisions[precision])
+
+
+def tune_command(gpu_name: str, problems: Iterable[Problem] = ()) -> str:
+    """What tunes these problems, all that tuning takes by default if none is named."""
+    commands = [
+        f"sagegen tune --gpu {gpu_name} --head-dim {p.head_dim} --dtype {p.dtype} "
+        f"--{'causal' if p.is_causal else 'full'} --precision {p.precision}"
+        for p in problems
+    ]
+    return " && ".join(commands) or f"sagegen tune --gpu {gpu_name}"
 
 
 def make_config(name: str, target: Target) -> Config:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from sagegen.cli.options import json_option, make_problem, problem_options
+from sagegen.cli.options import json_option, make_problem, problem_options, tune_command
 
 if TYPE_CHECKING:
     from sagegen.entry import Entry
@@ -76,8 +76,7 @@ def command(
     if show_space:
         _show_space(gpu_name, make_problem(head_dim, dtype, is_causal, precision), as_json)
         return
-    if problem_name is not None:
-        parse_problem(problem_name)
+    problems = [] if problem_name is None else [parse_problem(problem_name)]
     if journal_path is not None:
         _show_journal(journal_path, gpu_name, problem_name, as_json)
         return
@@ -91,7 +90,8 @@ def command(
     else:
         _print_table(rows)
     if not rows and not errors and not as_json:
-        click.echo(f"Nothing is tuned for {gpu_name or 'any GPU'}; to tune: sagegen tune --gpu {gpu_name or 'NAME'}")
+        what = f"{gpu_name or 'any GPU'}{f' and {problem_name}' if problem_name else ''}"
+        click.echo(f"Nothing is tuned for {what}; to tune: {tune_command(gpu_name or 'NAME', problems)}")
     for error in errors:
         click.echo(f"Error: {error}", err=True)
     if errors:

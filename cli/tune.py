@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import json_option, make_problem, precision_option
+from sagegen.cli.options import json_option, make_problem, mask_options, precision_option
 from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
+from sagegen.interrupts import deferred_interrupts
 from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem
 from sagegen.tuning.plant import PLANTS
 from sagegen.tuning.search import SAMPLERS
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 _MEASURED_BUDGET_S = 600.0
 _OFFLINE_BUDGET_S = 360.0
-_INTERRUPTED = 130  # what shells report for Ctrl+C
 _WIDTH = 240
 _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 
@@ -44,9 +41,7 @@ _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 @click.option("--head-dim", "head_dims", type=Choices(tuple(map(str, HEAD_DIMS))), default="64,128", show_default=True,
               help="Head dims, separated by commas.")
 @click.option("--dtype", "dtypes", type=Choices(DTYPES), default="bf16", show_default=True, help="Input dtypes.")
-@click.option("--causal", "mask", flag_value="causal", help="Only with the causal mask.")
-@click.option("--full", "mask", flag_value="full", help="Only without a mask.")
-@click.option("--both", "mask", flag_value="both", default=True, help="With and without; the default.")
+@mask_options(both_note="; the default")
 @precision_option
 @click.option("--tokens", type=Choices(_TOKENS), default=",".join(_TOKENS), show_default=True,
               help="Lengths to tune at, each with the bucket around it, separated by commas.")
@@ -75,7 +70,7 @@ def command(
     gpu_name: str,
     head_dims: tuple[str, ...],
     dtypes: tuple[str, ...],
-    mask: str,
+    mask: str | None,
     precision: str,
     tokens: tuple[str, ...],
     budget_s: float | None,
@@ -118,6 +113,8 @@ def command(
     from sagegen.tuning.request import Request
 
     gpu = measured_gpu(find_gpu(gpu_name), probe_file)
+    if offline and device_count > 1:
+        raise click.UsageError("--devices counts GPUs that measure, and --offline measures nothing: leave one out")
     devices = [] if offline else find_devices(gpu, device_count)
     if not devices and not offline:
         click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
@@ -138,22 +135,23 @@ def command(
         plants=tuple(name for name in PLANTS if name in plants),
         lengths=tuple(t for t in TUNED_LENGTHS if str(t.tokens) in tokens),
     )
-    with Watcher() as watch, _terminable():
+    with Watcher() as watch:
         if devices:
             journal = journal_path or env.cache_dir / "journals" / f"{gpu.name}.jsonl"
             result = _measure(request, devices, journal, resume, toolkit, env, jobs, watch)
         else:
             result = _rank(request, toolkit, env, jobs, watch)
     cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
-    saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
+    with deferred_interrupts():  # what was found must not be lost while it is written
+        saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
     _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
 # fmt: on
 
 
 def _make_problems(
-    head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str, precision: str
+    head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str | None, precision: str
 ) -> tuple[Problem, ...]:
-    masks = {"causal": (True,), "full": (False,), "both": (False, True)}[mask]
+    masks = {"causal": (True,), "full": (False,), "both": (False, True)}[mask or "both"]
     return tuple(
         make_problem(head_dim, dtype, causal, precision)
         for head_dim in head_dims
@@ -174,10 +172,10 @@ def _require_writable(path: Path, gpu: Gpu) -> None:
 
 
 def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
-    """The GPUs of this machine that are `gpu`, at most `count`; [] when it has none at all.
+    """`count` GPUs of this machine that are `gpu`; [] when it has none at all and one would do.
 
     Raises:
-        GpuMismatchError: it has others only.
+        GpuMismatchError: it has others only, or fewer.
     """
     from sagegen.gpu import detect_gpus
 
@@ -190,6 +188,11 @@ def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
         raise GpuMismatchError(
             f"--gpu {gpu.name}, but this machine has {found.product} ({name})",
             f"measure it with {also}, or add --offline to compile and rank for {gpu.name} without measuring",
+        )
+    if count > max(1, len(matching)):
+        raise GpuMismatchError(
+            f"--devices {count}, but this machine has {len(matching)} of {gpu.name}",
+            f"give --devices {len(matching)}" if matching else "leave out --devices to tune offline",
         )
     return matching[:count]
 
@@ -228,20 +231,6 @@ def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen
     return tune_offline(request, open_store(env), toolkit, listen, jobs=jobs, gate=gate)
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, which batch systems send, ends a run as Ctrl+C does: with its best so far."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool, has_journal: bool) -> None:
     """Print what was found and where it is, then end the process as the run deserves."""
     outcomes = Counter(record.outcome for record in result.records)
@@ -256,7 +245,7 @@ def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool, h
     if isinstance(result.cause, KeyboardInterrupt):
         rest = "; the same command goes on from the journal" if has_journal else ""
         click.echo(f"Interrupted: the best so far is kept{rest}.", err=True)
-        raise SystemExit(_INTERRUPTED)
+        raise SystemExit(130)  # what shells report for Ctrl+C
     if result.cause is not None:
         raise result.cause
     if not result.entries:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import json_option
+from sagegen.cli.options import json_option, tune_command
 
 if TYPE_CHECKING:
     from sagegen.gpu import Gpu
+    from sagegen.measuring.inputs import Inputs
     from sagegen.measuring.jobs import Reply
     from sagegen.measuring.subjects import Subject
     from sagegen.problem import Problem
@@ -66,7 +67,6 @@ def command(
     """
     from sagegen.errors import RegistryError
     from sagegen.gpu import find_gpu
-    from sagegen.measuring.inputs import load_captured
     from sagegen.problem import parse_problem
 
     if banks and not emulator:
@@ -75,32 +75,62 @@ def command(
         raise click.UsageError("Missing option '--gpu'; or add --emulator to verify without a GPU")
     gpu = find_gpu(gpu_name or _EMULATED_GPU)
     problems = [parse_problem(name) for name in problem_names]
-    if captured:
-        load_captured(captured)  # a file of another form is told before anything runs
+    own = _load_captured(captured, problems or _all_problems()) if captured else {}
     rows = []
     for row in (
-        _emulate(gpu, problems, config_name, captured, banks)
-        if emulator
-        else _measure(gpu, problems, config_name, captured)
+        _emulate(gpu, problems, config_name, own, banks) if emulator else _measure(gpu, problems, config_name, captured)
     ):
         rows.append(row)
         click.echo(_to_line(row), err=True)
     if not rows:
         raise RegistryError(
-            f"nothing is tuned for {gpu.name}{' and these problems' if problems else ''}",
-            f"add --config default, or: sagegen tune --gpu {gpu.name}",
+            f"nothing is tuned for {' and '.join([gpu.name, *(problem.name for problem in problems)])}",
+            f"add --config default, or: {tune_command(gpu.name, problems)}",
         )
     failed = sum(row["outcome"] != "ok" for row in rows)
+    missed = _problems_without(own, rows) if captured else []
     if as_json:
-        click.echo(json.dumps({"gpu": gpu.name, "emulator": emulator, "failed": failed, "kernels": rows}))
+        facts = {"gpu": gpu.name, "emulator": emulator, "failed": failed, "without_captured": missed}
+        click.echo(json.dumps({**facts, "kernels": rows}))
     else:
         _print_table(rows)
         for row in rows:
             _print_banks(row)
         where = " in the emulator, on small inputs" if emulator else ""
-        click.echo(f"{len(rows) - failed} of {len(rows)} kernels pass every input kind{where}.")
+        kinds = "every input kind of the gate" if missed else "every input kind"
+        click.echo(f"{len(rows) - failed} of {len(rows)} kernels pass {kinds}{where}.")
+    if missed:
+        click.echo(f"Warning: nothing in {captured} fits {', '.join(missed)}: it was not run there.", err=True)
     if failed:
         raise SystemExit(1)
+
+
+def _load_captured(path: Path, problems: list[Problem]) -> dict[str, Inputs]:
+    """A model's own inputs, read before anything runs.
+
+    Raises:
+        ArgumentError: the file is of another form, or fits none of the problems.
+    """
+    from sagegen.errors import ArgumentError
+    from sagegen.measuring.inputs import fitting_names, load_captured
+
+    captured = load_captured(path)
+    if not any(fitting_names(captured, problem) for problem in problems):
+        dims = ", ".join(sorted({str(inputs.q.shape[-1]) for inputs in captured.values()}))
+        raise ArgumentError(
+            f"nothing in {path}, of head dim {dims}, fits {', '.join(problem.name for problem in problems)}",
+            "name a problem of that head dim with --problem, in bf16 for values beyond fp16's, or leave out --captured",
+        )
+    return captured
+
+
+def _problems_without(captured: Mapping[str, Inputs], rows: list[dict[str, Any]]) -> list[str]:
+    """Names of the verified problems that none of the captured inputs fits."""
+    from sagegen.measuring.inputs import fitting_names
+    from sagegen.problem import parse_problem
+
+    names = dict.fromkeys(row["problem"] for row in rows)
+    return [name for name in names if not fitting_names(captured, parse_problem(name))]
 
 
 def _measure(
@@ -139,23 +169,22 @@ def _all_problems() -> list[Problem]:
 
 
 def _emulate(
-    gpu: Gpu, problems: list[Problem], config_name: str | None, captured: Path | None, banks: bool
+    gpu: Gpu, problems: list[Problem], config_name: str | None, own: Mapping[str, Inputs], banks: bool
 ) -> Iterator[dict[str, Any]]:
     """One row per kernel, as they are done in the emulator; with `banks` one that passed has its bank conflicts."""
     from sagegen.env import read_env
     from sagegen.measuring.emulated import count_banks, gate_emulated, small_cases
-    from sagegen.measuring.inputs import load_captured
+    from sagegen.measuring.inputs import fitting_names
     from sagegen.measuring.subjects import emulated_subjects
     from sagegen.space import parse_config
 
     env, cases = read_env(), small_cases()
     config = None if config_name in (None, "default") else parse_config(str(config_name))
-    own = load_captured(captured) if captured else {}
     fitting: dict[Problem, list[str]] = {}
     for subject in emulated_subjects(gpu, problems or _all_problems(), config, config_name == "default", env):
         problem = subject.problem
         if problem not in fitting:  # truths of a model's inputs take a while: once per problem
-            names = [name for name, inputs in own.items() if inputs.q.shape[-1] == problem.head_dim]
+            names = fitting_names(own, problem)
             fitting[problem] = [f"captured:{name}" for name in names]
             for kind, name in zip(fitting[problem], names, strict=True):
                 cases.add_captured(problem, kind, own[name])

@@ -43,7 +43,8 @@ class Watcher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._task is not None:  # of one that never started rich prints an empty line
+            self._progress.stop()
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):

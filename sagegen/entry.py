@@ -23,6 +23,22 @@ ASSUMED_COSINES: Mapping[Precision, float] = {"int8": 0.999, "int4": 0.97}
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+#: Of keys; kernels count them in 32 bits.
+Length = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+#: Beyond 1 by what rounding in FP64 adds.
+Cosine = Annotated[float, msgspec.Meta(ge=-1, le=1 + 1e-9)]
+Error = Annotated[float, msgspec.Meta(ge=0)]
+#: Of what takes time; rates are rounded, so that a slow one may be 0.
+Above0 = Annotated[float, msgspec.Meta(gt=0)]
+Rate = Annotated[float, msgspec.Meta(ge=0)]
+Date = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+
+#: Input kinds of the accuracy gate, on a GPU and in the emulator; listed here since reading a registry loads no torch.
+ACCURACY_KINDS = (
+    "normal", "k_offset", "channel_offsets", "outliers", "v_constant", "v_offset_long", "v_one_long", "v_one_4k",
+    "v_zero_channel", "large_logits", "off_edge", "few_keys", "gqa", "non_finite",
+)  # fmt: skip
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,8 +48,8 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Range(Record, frozen=True, kw_only=True):
     """Key lengths that an entry answers, both ends included; `kv_max` null is open."""
 
-    kv_min: Positive
-    kv_max: Positive | None
+    kv_min: Length
+    kv_max: Length | None
 
 
 class Timing(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,34 +59,34 @@ class Timing(Record, frozen=True, kw_only=True, omit_defaults=True):
     `speed_vs_sdpa` compares full calls; `speed_vs_default` the kernel with that of the default config, in the same run.
     """
 
-    kernel_us: float | None = None
-    kernel_us_low: float | None = None
-    kernel_us_high: float | None = None
-    full_us: float | None = None
-    tops: float | None = None
-    full_tops: float | None = None
-    speed_vs_sdpa: float | None = None
-    speed_vs_default: float | None = None
-    predicted_us: float | None = None
-    predicted_full_us: float | None = None
+    kernel_us: Above0 | None = None
+    kernel_us_low: Above0 | None = None
+    kernel_us_high: Above0 | None = None
+    full_us: Above0 | None = None
+    tops: Rate | None = None
+    full_tops: Rate | None = None
+    speed_vs_sdpa: Above0 | None = None
+    speed_vs_default: Above0 | None = None
+    predicted_us: Above0 | None = None
+    predicted_full_us: Above0 | None = None
 
 
 class Accuracy(Record, frozen=True, kw_only=True):
     """Figures of one input kind against FP64."""
 
-    cosine: float
-    relative_l1: float
-    relative_l2: float
-    max_error: float
+    cosine: Cosine
+    relative_l1: Error
+    relative_l2: Error
+    max_error: Error
     scale_ratio: float
 
 
 class KernelResources(Record, frozen=True, kw_only=True):
     """What ptxas gave the attention kernel."""
 
-    registers: int
-    spill_bytes: int
-    smem_bytes: int
+    registers: Natural
+    spill_bytes: Natural
+    smem_bytes: Natural
 
 
 class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,16 +97,16 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     kind: Literal["measured", "predicted"]
     gpu: str
-    sms: int
-    launch_abi: int
-    protocol: int
-    date: str
+    sms: Positive
+    launch_abi: Positive
+    protocol: Positive
+    date: Date
     shape: str
     driver: str | None = None
     nvcc: str | None = None
     text_sha256: Sha256 | None = None
-    clock_mhz: float | None = None
-    power_limit_w: float | None = None
+    clock_mhz: Rate | None = None
+    power_limit_w: Rate | None = None
     accuracy_from: Literal["emulator"] | None = None
 
 
@@ -115,7 +131,7 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     kernel: str | None = None
     cubin_sha256: Sha256 | None = None
     tier: Tier | None = None
-    min_cosine: float | None = None
+    min_cosine: Cosine | None = None
     figures: Timing = Timing()
     accuracy: dict[str, Accuracy] = {}
     resources: KernelResources | None = None

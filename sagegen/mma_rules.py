@@ -8,7 +8,7 @@ from dataclasses import replace
 from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin, e4m3_scores_margin
 from sagegen.layout import make_layout
 from sagegen.problem import Problem
-from sagegen.rule import Rule, Target, Version
+from sagegen.rule import Rule, Target, Version, limit_rule
 from sagegen.smoothing_rules import (
     BALANCE,
     SEARCHED,
@@ -43,14 +43,29 @@ def accumulator_registers(config: MmaConfig, problem: Problem) -> int:
     return output + scores + query
 
 
-def _registers(config: MmaConfig, target: Target) -> float:
+def _registers(config: MmaConfig, target: Target) -> tuple[int, int]:
+    """Per thread: what a config needs, and what there is."""
     limit = min(_MAX_REGISTERS, 65536 // (config.threads * config.min_blocks))
-    return accumulator_registers(config, target.problem) + OTHER_REGISTERS - limit
+    return accumulator_registers(config, target.problem) + OTHER_REGISTERS, limit
 
 
-def _residency(config: MmaConfig, target: Target) -> float:
+def _smem(config: MmaConfig, target: Target) -> tuple[int, int]:
+    """Bytes of a block, and the GPU's limit."""
+    return make_layout(config, target.problem).smem_bytes, target.gpu.smem_per_block
+
+
+def _residency(config: MmaConfig, target: Target) -> tuple[int, int]:
+    """Bytes of the blocks that are to be resident, and what an SM has."""
     used = config.min_blocks * (make_layout(config, target.problem).smem_bytes + _RESERVED_SMEM)
-    return used - target.gpu.smem_per_sm
+    return used, target.gpu.smem_per_sm
+
+
+def _threads(config: MmaConfig, target: Target) -> tuple[int, int]:
+    return config.min_blocks * config.threads, target.gpu.threads_per_sm
+
+
+def _rows(config: MmaConfig, _: Target) -> tuple[int, int]:
+    return config.rows_per_warp, 32
 
 
 def _pv_dtype(config: MmaConfig, target: Target) -> float:
@@ -80,7 +95,7 @@ def largest_sum(config: MmaConfig) -> float:
     return config.p_max * config.v_max * config.accum_depth
 
 
-def _explain_sum(config: MmaConfig) -> str:
+def _explain_sum(config: MmaConfig, _: Target) -> str:
     return f"{config.p_max} * {config.v_max} * {config.accum_depth} keys = {largest_sum(config):.9g}"
 
 
@@ -135,21 +150,21 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit, reads=("pv", "qk")),
     Rule("rows_low", "a warp owns at least one 16-row MMA tile",
          lambda c, _: 16 - c.rows_per_warp, reads=("block_q", "warps")),
-    Rule("rows_high", "more than 32 query rows per warp do not fit its registers",
-         lambda c, _: c.rows_per_warp - 32, reads=("block_q", "warps")),
+    limit_rule("rows_high", "more than 32 query rows per warp do not fit its registers", _rows, "rows",
+               reads=("block_q", "warps")),
     Rule("accum_depth", "FP8 sums are promoted within the tile, or in FP32 never (0) where V is smoothed; 16 bits: 0",
          _accum_depth, reads=("block_k", "pv", "accum_depth", "smooth_v")),
     Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans,
          reads=("block_q", "block_k", "granularity", "q_span", "k_span")),
     Rule("smooth_q", SMOOTH_Q, smooth_q_margin, reads=("block_q", "mean_span", "delta")),
     Rule("balance", BALANCE, balance_margin, reads=("mean_span", "balance")),
-    Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
-         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block, reads=_TILES),
-    Rule("residency", "min_blocks blocks fit one SM's shared memory", _residency, reads=(*_TILES, "min_blocks")),
-    Rule("threads", "min_blocks blocks fit one SM's threads",
-         lambda c, t: c.min_blocks * c.threads - t.gpu.threads_per_sm, reads=("warps", "min_blocks")),
-    Rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers,
-         reads=("block_q", "block_k", "warps", "q_operand", "min_blocks", "qk")),
+    limit_rule("smem", "shared memory of one block fits the GPU's opt-in limit", _smem, "bytes", reads=_TILES),
+    limit_rule("residency", "min_blocks blocks fit one SM's shared memory", _residency, "bytes",
+               reads=(*_TILES, "min_blocks")),
+    limit_rule("threads", "min_blocks blocks fit one SM's threads", _threads, "threads",
+               reads=("warps", "min_blocks")),
+    limit_rule("registers", "the tiles fit the registers that min_blocks leaves a thread", _registers, "registers",
+               reads=("block_q", "block_k", "warps", "q_operand", "min_blocks", "qk")),
     Rule("smooth_v", "V in 16 bits is taken as it is", lambda c, _: c.smooths_v and not c.quantizes_v,
          reads=("pv", "smooth_v")),
     Rule("peaks", "P and V fill e4m3's range, up to 448, unless their sums are in FP16", _peaks,

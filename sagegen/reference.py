@@ -123,9 +123,15 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> No
         raise ArgumentError(f"q, k, v have {q.dim()}, {k.dim()}, {v.dim()} dimensions", "give tensors of 4")
     heads = 1 if layout == "HND" else 2
     if q.shape[0] != k.shape[0] or q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
-        raise ArgumentError(f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit each other")
+        raise ArgumentError(
+            f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit each other",
+            "give one batch, one head dim of q and k, and as many heads and tokens of v as of k",
+        )
     if k.shape[heads] == 0 or q.shape[heads] % k.shape[heads]:
-        raise ArgumentError(f"q has {q.shape[heads]} heads, not a multiple of the {k.shape[heads]} of k and v")
+        raise ArgumentError(
+            f"q has {q.shape[heads]} heads, not a multiple of the {k.shape[heads]} of k and v",
+            "give whole groups of query heads per head of k and v",
+        )
 
 
 def _first_bad(is_finite: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,8 @@ from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry_cubins import cubin_name, pack_cubin, read_packed, read_plain, remove_strays
-from sagegen.registry_file import dump_entries, locked_folder, parse_entries, replace_file
+from sagegen.registry_disk import locked_folder, replace_file
+from sagegen.registry_file import dump_entries, parse_entries, start_afresh
 from sagegen.registry_merge import Saved, merge_entries
 
 __all__ = [
@@ -253,8 +254,11 @@ def read_entries(path: Path, gpu: str) -> list[Entry]:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise RegistryError(f"{path}: cannot be read: {error}", "check the file and its permissions") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise RegistryError(f"{path}:{line}: cannot be read: {error}", start_afresh(str(path), gpu)) from error
     return parse_entries(text, str(path), gpu)
 
 

@@ -9,20 +9,18 @@ entries: [...]      # Entry, sorted by problem and bucket
 from __future__ import annotations
 
 import difflib
-import fcntl
-import os
+import math
 import re
-import tempfile
+import shlex
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 import yaml
+from yaml.reader import Reader
 
-from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Record, Timing
+from sagegen.entry import ACCURACY_KINDS, Accuracy, Entry, KernelResources, Provenance, Range, Record, Timing
 from sagegen.errors import RegistryError, UnknownNameError
 from sagegen.gpu import GPUS
 from sagegen.problem import parse_problem
@@ -46,6 +44,11 @@ class _Located:
 
     where: str
     root: yaml.Node
+    gpu: str
+
+    @property
+    def afresh(self) -> str:
+        return start_afresh(self.where, self.gpu)
 
     def fail(self, node: yaml.Node, message: str, remedy: str) -> NoReturn:
         raise RegistryError(f"{self.where}:{node.start_mark.line + 1}: {message}", remedy)
@@ -53,12 +56,28 @@ class _Located:
     def find(self, path: str) -> yaml.Node:
         """The node at a msgspec path such as `$.entries[2].figures`; the deepest one that exists."""
         node = self.root
-        for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
-            if name and isinstance(node, yaml.MappingNode):
+        for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
+            if index == "..." and isinstance(node, yaml.MappingNode):  # msgspec's word for a mapping's value
+                node = next((value for _, value in node.value if not _is_accuracy(value)), node)
+            elif name and isinstance(node, yaml.MappingNode):
                 node = next((value for key, value in node.value if key.value == name), node)
             elif index and isinstance(node, yaml.SequenceNode):
                 node = node.value[int(index)]
         return node
+
+
+def _is_accuracy(node: yaml.Node) -> bool:
+    try:
+        msgspec.convert(yaml.SafeLoader("").construct_document(node), Accuracy)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def start_afresh(where: str, gpu: str) -> str:
+    """The remedy of a file that is lost: a tuning run refuses to write over what it cannot read."""
+    file = shlex.quote(where)
+    return f"restore it from a backup, or move it away and tune again: mv {file} {file}.bad && sagegen tune --gpu {gpu}"
 
 
 def parse_entries(text: str, where: str, gpu: str) -> list[Entry]:
@@ -72,7 +91,7 @@ def parse_entries(text: str, where: str, gpu: str) -> list[Entry]:
     Raises:
         RegistryError: naming file, line and key.
     """
-    located = _parse_yaml(text, where)
+    located = _parse_yaml(text, where, gpu)
     _check_header(located, gpu)
     document = _convert(located)
     nodes = located.find("$.entries").value
@@ -99,30 +118,38 @@ def _plain(entry: Entry) -> dict[str, object]:
     return {**values, "provenance": last}
 
 
-def _parse_yaml(text: str, where: str) -> _Located:
-    end = text.count("\n") + 1
+def _parse_yaml(text: str, where: str, gpu: str) -> _Located:
+    afresh, end = start_afresh(where, gpu), text.count("\n") + 1
+    if unprintable := Reader.NON_PRINTABLE.search(text):  # libyaml does not say where
+        line = text.count("\n", 0, unprintable.start()) + 1
+        raise RegistryError(f"{where}:{line}: the character {unprintable[0]!r} is no text", afresh)
     if re.search(r"^\.\.\.\s*\Z", text, re.MULTILINE) is None:
-        raise RegistryError(
-            f"{where}:{end}: the file is cut short: its last line is not `...`",
-            "restore it from a backup or tune again",
-        )
+        raise RegistryError(f"{where}:{end}: the file is cut short: its last line is not `...`", afresh)
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else end
         raise RegistryError(
-            f"{where}:{line}: not YAML: {getattr(error, 'problem', error)}", "mend that line"
+            f"{where}:{line}: not YAML: {getattr(error, 'problem', error)}", f"mend that line, or {afresh}"
         ) from error
     if root is None:
-        raise RegistryError(f"{where}:1: the file is empty", "delete it or tune again")
-    located = _Located(where, root)
+        raise RegistryError(f"{where}:1: the file is empty", afresh)
+    located = _Located(where, root, gpu)
     for node in _walk(located):
         if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.startswith("tag:yaml.org,2002:python"):
             located.fail(node, f"tag {node.tag} is not allowed", "only plain values belong into a registry")
-        if node.tag.endswith(":float") and re.fullmatch(r"[-+]?\.(inf|nan)", node.value, re.IGNORECASE):
-            located.fail(node, f"figure {node.value} is not finite", "tune again")
+        if node.tag.endswith(":float") and not _is_finite(node):
+            located.fail(node, f"figure {node.value} is not finite", located.afresh)
     return located
+
+
+def _is_finite(node: yaml.ScalarNode) -> bool:
+    """Whether a figure is: 1.0e+999 is not, for all its digits."""
+    try:
+        return math.isfinite(yaml.SafeLoader("").construct_yaml_float(node))
+    except ValueError:  # told when values are made
+        return True
 
 
 def _walk(located: _Located) -> Iterator[yaml.Node]:
@@ -149,13 +176,13 @@ def _walk(located: _Located) -> Iterator[yaml.Node]:
 def _check_header(located: _Located, gpu: str) -> None:
     root = located.root
     if not isinstance(root, yaml.MappingNode):
-        located.fail(root, "a registry is a mapping with the keys schema, gpu, entries", "tune again")
+        located.fail(root, "a registry is a mapping with the keys schema, gpu, entries", located.afresh)
     header = {key.value: value for key, value in root.value}
     if "schema" in header and header["schema"].value != str(SCHEMA):
         located.fail(
             header["schema"],
             f"key `schema`: version {header['schema'].value} is not known to this sagegen, which reads {SCHEMA}",
-            "upgrade sagegen or tune again",
+            f"upgrade sagegen, or {located.afresh}",
         )
     if "gpu" in header and header["gpu"].value != gpu:
         located.fail(header["gpu"], f"key `gpu`: {header['gpu'].value!r} is not {gpu!r}", "name the file after its GPU")
@@ -168,20 +195,25 @@ def _convert(located: _Located) -> _Document:
     try:
         return msgspec.convert(loader.construct_document(located.root), _Document)
     except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at ")
-        node = located.find(path)
-        unknown = re.search(r"unknown field `(.+)`", message)
-        if unknown is None:
-            located.fail(node, f"key `{path.strip('`').removeprefix('$.')}`: {message}", "mend that value")
-        # inside a mapping of input kinds msgspec's path ends early: the keys below are searched
-        key = next((key for key in _keys(node) if key.value == unknown[1]), None)
-        if key is None:
-            located.fail(node, f"key `{unknown[1]}` is not known", "remove it")
-        near = difflib.get_close_matches(key.value, _field_names(), n=1)
-        located.fail(key, f"key `{key.value}` is not known", f"did you mean `{near[0]}`?" if near else "remove it")
+        _explain_invalid(located, str(error))
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         # PyYAML's constructors raise plain errors for dates, integers and booleans that are none
         located.fail(located.root, f"not plain YAML: {error}", "write plain values")
+
+
+def _explain_invalid(located: _Located, error: str) -> NoReturn:
+    """Raise what msgspec says with the key, its line and a remedy."""
+    message, _, path = error.partition(" - at ")
+    node, key = located.find(path), path.strip("`").removeprefix("$").removeprefix(".")
+    if missing := re.search(r"missing required field `(.+)`", message):
+        name = f"{key}.{missing[1]}".removeprefix(".")
+        located.fail(node, f"key `{name}` is missing", f"add it, or {located.afresh}")
+    if unknown := re.search(r"unknown field `(.+)`", message):
+        # inside a mapping of input kinds msgspec's path ends early: the keys below are searched
+        found = next((key for key in _keys(node) if key.value == unknown[1]), node)
+        near = difflib.get_close_matches(unknown[1], _field_names(), n=1)
+        located.fail(found, f"key `{unknown[1]}` is not known", f"did you mean `{near[0]}`?" if near else "remove it")
+    located.fail(node, f"key `{key}`: {message}", f"mend that value, or {located.afresh}")
 
 
 def _keys(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
@@ -211,13 +243,18 @@ def _check_entry(located: _Located, entry: Entry, node: yaml.MappingNode) -> Non
             located.fail(values[key], f"key `{key}`: {error.message}", error.remedy)
     if entry.kernel is not None and entry.kernel != f"{entry.problem}_{entry.config}":
         # the cubin would be launched with another config's grid, threads and scratch
-        located.fail(values["kernel"], "key `kernel` is not `<problem>_<config>` of its entry", "tune again")
+        located.fail(values["kernel"], "key `kernel` is not `<problem>_<config>` of its entry", located.afresh)
+    for kind in set(entry.accuracy) - set(ACCURACY_KINDS):
+        key_node = next(key for key, _ in values["accuracy"].value if key.value == kind)
+        near = difflib.get_close_matches(kind, ACCURACY_KINDS, n=1)
+        remedy = f"did you mean `{near[0]}`?" if near else "remove it"
+        located.fail(key_node, f"key `accuracy`: {kind!r} is no input kind of the accuracy gate", remedy)
     if entry.bucket.kv_max is not None and entry.bucket.kv_max < entry.bucket.kv_min:
         located.fail(values["bucket"], "key `bucket`: kv_max is below kv_min", "swap them")
     if entry.answer == "kernel":
         for key in ("config", "kernel", "cubin_sha256"):
             if getattr(entry, key) is None:
-                located.fail(node, f"key `{key}` is missing, and the answer is `kernel`", "tune again")
+                located.fail(node, f"key `{key}` is missing, and the answer is `kernel`", located.afresh)
 
 
 def _check_distinct(located: _Located, entries: list[Entry], nodes: list[yaml.Node]) -> None:
@@ -231,30 +268,3 @@ def _check_distinct(located: _Located, entries: list[Entry], nodes: list[yaml.No
                     f"{nodes[earlier].start_mark.line + 1}",
                     "keep one of them",
                 )
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write `path` in one step: a reader sees the old file or the new one, a crash leaves the old one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # mkstemp's 0600 would hide a shared registry from other users
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Only one process merges into a folder at a time; the lock is the folder itself, so nothing is left behind."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -33,14 +33,14 @@ class Rule(Generic[Judged]):
     Attributes:
         reads: the parameters that the margin depends on. Where they are named, configs are refused as soon as those
             have their values, before the others multiply them; empty: it may depend on all.
-        numbers: of a config, for the message; most rules have a margin that says enough.
+        numbers: of a rule with a limit, the size that a config has and, where `why` does not say it, the limit.
     """
 
     name: str
     why: str
     margin: Callable[[Judged, Target], float]
     reads: tuple[str, ...] = ()
-    numbers: Callable[[Judged], str] | None = None
+    numbers: Callable[[Judged, Target], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +49,23 @@ class Broken:
 
     rule: Rule[Any]
     margin: float
+
+
+def limit_rule(
+    name: str, why: str, size: Callable[[Judged, Target], tuple[int, int]], unit: str, *, reads: tuple[str, ...]
+) -> Rule[Judged]:
+    """A rule that a size keeps within its limit.
+
+    Args:
+        size: what a config takes, and the most it may, both in `unit`.
+    """
+
+    def margin(config: Judged, target: Target) -> float:
+        taken, limit = size(config, target)
+        return taken - limit
+
+    def numbers(config: Judged, target: Target) -> str:
+        taken, limit = size(config, target)
+        return f"{taken} of {limit} {unit}"
+
+    return Rule(name, why, margin, reads, numbers)

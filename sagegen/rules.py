@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from sagegen.errors import ConfigError
 from sagegen.mma_rules import MMA_RULES, MMA_SEARCH_RULES, default_mma_config, mma_with_steps
 from sagegen.rule import DEFAULT_TOOLKIT, Broken, Rule, Target, Version
-from sagegen.space import FAMILIES, Config, Space, Value, WgmmaConfig
+from sagegen.space import FAMILIES, Config, Space, Value, WgmmaConfig, config_values
 from sagegen.wgmma_rules import WGMMA_RULES, WGMMA_SEARCH_RULES, default_wgmma_config, wgmma_with_steps
 
 __all__ = [
@@ -43,16 +45,34 @@ def broken_rules(config: Config, target: Target) -> list[Broken]:
 def check_config(config: Config, target: Target) -> None:
     """Raise ConfigError, naming every broken rule, unless `config` is valid on `target`."""
     if broken := broken_rules(config, target):
-        reasons = "; ".join(_explain(b, config) for b in broken)
+        reasons = "; ".join(_explain(b, config, target) for b in broken)
+        near = _nearest_valid(config, target)
+        remedy = f"take the default: {default_config(target).name}"
         raise ConfigError(
             f"config {config.name} is not valid for {target.gpu.name} and {target.problem.name}: {reasons}",
-            f"list valid ones with: sagegen show --space --gpu {target.gpu.name}",
+            f"take the nearest valid one: {near.name}" if near else remedy,
         )
 
 
-def _explain(broken: Broken, config: Config) -> str:
-    numbers = broken.rule.numbers(config) + ", " if broken.rule.numbers else ""
-    return f"{broken.rule.name} ({numbers}over by {broken.margin:.9g}): {broken.rule.why}"
+def _explain(broken: Broken, config: Config, target: Target) -> str:
+    rule = broken.rule
+    numbers = f" ({rule.numbers(config, target)}, over by {broken.margin:.9g})" if rule.numbers else ""
+    return f"{rule.name}{numbers}: {rule.why}"
+
+
+def _nearest_valid(config: Config, target: Target) -> Config | None:
+    """A valid config that differs in one parameter or, if there is none, in two; None without such."""
+    own = config_values(config)
+    params = FAMILIES[config.family].params
+    for count in (1, 2):
+        for chosen in itertools.combinations(params, count):
+            others = ([value for value in param.values if value != own[param.name]] for param in chosen)
+            for values in itertools.product(*others):
+                changes: dict[str, Any] = {param.name: value for param, value in zip(chosen, values, strict=True)}
+                changed = replace(config, **changes)
+                if not broken_rules(changed, target):
+                    return changed
+    return None
 
 
 def valid_configs(space: Space, target: Target, fixed: Mapping[str, Value] | None = None) -> list[Config]:

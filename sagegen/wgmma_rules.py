@@ -8,7 +8,7 @@ from dataclasses import replace
 from sagegen.e4m3_rules import E4M3_OPERANDS, E4M3_SCORES, e4m3_operands_margin, e4m3_scores_margin
 from sagegen.layout import make_layout
 from sagegen.problem import Precision, Problem
-from sagegen.rule import Rule, Target
+from sagegen.rule import Rule, Target, limit_rule
 from sagegen.smoothing_rules import (
     BALANCE,
     SEARCHED,
@@ -42,8 +42,14 @@ def tile_registers(config: WgmmaConfig, problem: Problem) -> int:
     )
 
 
-def _registers(config: WgmmaConfig, target: Target) -> float:
-    return tile_registers(config, target.problem) + OTHER_REGISTERS - config.consumer_registers
+def _registers(config: WgmmaConfig, target: Target) -> tuple[int, int]:
+    """Per thread: what a config needs, and what a consumer has."""
+    return tile_registers(config, target.problem) + OTHER_REGISTERS, config.consumer_registers
+
+
+def _smem(config: WgmmaConfig, target: Target) -> tuple[int, int]:
+    """Bytes of a block, and the GPU's limit."""
+    return make_layout(config, target.problem).smem_bytes, target.gpu.smem_per_block
 
 
 def _two_level(config: WgmmaConfig, _: Target) -> float:
@@ -104,12 +110,11 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
          lambda c, _: 1 if c.has_float_scores and c.bounds_steps else 0, reads=("exponent", "qk")),
     Rule("exponent", "a packed exponent reads the upper half of a score's bits, INT4's is in the lower", _exponent,
          reads=("exponent",)),
-    Rule("smem", "shared memory of one block fits the GPU's opt-in limit",
-         lambda c, t: make_layout(c, t.problem).smem_bytes - t.gpu.smem_per_block,
+    limit_rule("smem", "shared memory of one block fits the GPU's opt-in limit", _smem, "bytes",
          reads=("consumers", "block_k", "stages", "accumulation", "k_span", "row_sum", "q_quantizer", "mean_span",
                 "delta")),
-    Rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three", _registers,
-         reads=("consumers", "block_k", "schedule", "accumulation", "row_sum", "q_quantizer")),
+    limit_rule("registers", "the tiles fit a consumer's registers: 240 or 232 a thread of two, 160 of three",
+         _registers, "registers", reads=("consumers", "block_k", "schedule", "accumulation", "row_sum", "q_quantizer")),
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ All draws come from a CPU generator, so a kind has the same values on every mach
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ import torch
 from sagegen.errors import ArgumentError
 from sagegen.problem import Problem, Shape
 
+_CAPTURED_FORM = "store fp16 or bf16 tensors <name>.q, <name>.k, <name>.v as [batch, heads, tokens, dim]"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -181,11 +182,51 @@ def load_captured(path: Path) -> dict[str, Inputs]:
     """Captured inputs from a safetensors file with tensors `<name>.q`, `<name>.k`, `<name>.v`, fp16 or bf16, HND.
 
     Returns:
-        Inputs by name, on the CPU.
+        Inputs by name, at least one, on the CPU; all finite, and of shapes that one call takes.
 
     Raises:
         ArgumentError: the file is not in that form.
     """
+    captured = _read_captured(path)
+    if not captured:
+        raise ArgumentError(f"{path} has no tensors", _CAPTURED_FORM)
+    for name, inputs in captured.items():
+        _check_captured(f"{path}: {name}", inputs)
+    return captured
+
+
+def fitting_names(captured: Mapping[str, Inputs], problem: Problem) -> list[str]:
+    """The captured inputs that kernels of `problem` take: of its head dim, and in the range of its dtype."""
+    largest = torch.finfo(DTYPES[problem.dtype]).max
+    return [
+        name
+        for name, inputs in captured.items()
+        if inputs.q.shape[-1] == problem.head_dim
+        and all(float(x.abs().max()) <= largest for x in (inputs.q, inputs.k, inputs.v))
+    ]
+
+
+def _check_captured(where: str, inputs: Inputs) -> None:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    for part, x in (("q", q), ("k", k), ("v", v)):
+        if x.numel() == 0:
+            raise ArgumentError(f"{where}.{part} is empty: {tuple(x.shape)}", "leave that layer out of the file")
+        if bad := int((~x.isfinite()).sum()):
+            raise ArgumentError(f"{where}.{part} has {bad} values that are NaN or Inf", "capture it again")
+    if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}"
+        raise ArgumentError(
+            f"{where}: {shapes} do not fit each other",
+            "store one batch and one head dim for all three, and as many heads and tokens of v as of k",
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ArgumentError(
+            f"{where}: q has {q.shape[1]} heads, not a multiple of the {k.shape[1]} of k and v",
+            "store all heads of the layer, or whole groups of query heads with their k and v",
+        )
+
+
+def _read_captured(path: Path) -> dict[str, Inputs]:
     try:
         data = path.read_bytes()
         start = 8 + int.from_bytes(data[:8], "little")
@@ -197,8 +238,7 @@ def load_captured(path: Path) -> dict[str, Inputs]:
         return {name: Inputs(tensors[f"{name}.q"], tensors[f"{name}.k"], tensors[f"{name}.v"]) for name in names}
     except (OSError, KeyError, ValueError, RuntimeError, msgspec.DecodeError) as error:
         raise ArgumentError(
-            f"{path} is not a safetensors file of captured inputs: {error!r}",
-            "store fp16 or bf16 tensors <name>.q, <name>.k, <name>.v as [batch, heads, tokens, dim]",
+            f"{path} is not a safetensors file of captured inputs: {error!r}", _CAPTURED_FORM
         ) from error
 
 
@@ -213,4 +253,6 @@ class _Stored(msgspec.Struct):
 def _read(stored: _Stored, data: bytes, start: int) -> torch.Tensor:
     dtype = torch.float16 if stored.dtype == "F16" else torch.bfloat16
     first, last = (start + offset for offset in stored.data_offsets)
+    if first == last:  # which torch takes for a mistake
+        return torch.empty(0, dtype=dtype).reshape(stored.shape)
     return torch.frombuffer(bytearray(data[first:last]), dtype=dtype).reshape(stored.shape)

@@ -15,7 +15,7 @@ from sagegen.launch import Program, load_program
 from sagegen.measuring import bench, rivals
 from sagegen.measuring.call import BoundCall, bind_call
 from sagegen.measuring.gate import Cases, run_gate
-from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, load_captured
+from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, fitting_names, load_captured
 from sagegen.measuring.jobs import Candidate, Finals, Gate, Host, Job, Ping, Probe, Race, Reply, Screen, Tell
 from sagegen.probing.run import run_probe
 from sagegen.problem import Problem, Shape, parse_problem
@@ -180,7 +180,7 @@ class Bench:
     def _add_captured(self, path: str, problem: Problem) -> list[str]:
         """Names of the kinds that a file of captured inputs adds for the problem."""
         captured = load_captured(Path(path))
-        fitting = [name for name, inputs in captured.items() if inputs.q.shape[-1] == problem.head_dim]
+        fitting = fitting_names(captured, problem)
         for name in fitting:
             self._cases.add_captured(problem, f"captured:{name}", captured[name])
         return [f"captured:{name}" for name in fitting]

@@ -6,7 +6,6 @@ without a GPU (`replay`).
 
 from __future__ import annotations
 
-import gzip
 import logging
 import os
 import statistics
@@ -21,6 +20,7 @@ import msgspec
 from sagegen.errors import ArgumentError, UnknownNameError
 from sagegen.problem import Problem
 from sagegen.space import Config
+from sagegen.tuning.packed import unpack
 
 #: Bumped when a record's fields change meaning; records of another number are not read.
 JOURNAL_SCHEMA = 1
@@ -182,13 +182,16 @@ def read_journal(path: Path) -> list[Record]:
     """Every readable record of `path`, in order; [] if there is no file. A name that ends in `.gz` is unpacked.
 
     Lines of another schema, and lines that are no records, are skipped with one warning: a journal is evidence, and
-    one damaged line must not cost the rest.
+    one damaged line must not cost the rest. Likewise of a packed one that was cut short or damaged, the part before.
+
+    Raises:
+        ArgumentError: a name ends in `.gz` and what it names was never packed.
     """
     if not path.exists():
         return []
     records, skipped = [], 0
     data = path.read_bytes()
-    for line in (gzip.decompress(data) if path.suffix == ".gz" else data).split(b"\n"):
+    for line in (unpack(path, data) if path.suffix == ".gz" else data).split(b"\n"):
         if not line:
             continue
         try:

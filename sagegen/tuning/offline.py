@@ -18,7 +18,7 @@ from msgspec import structs
 
 from sagegen.build import BuildFailure, Built
 from sagegen.entry import Entry, Tier, is_fine
-from sagegen.errors import BuildError
+from sagegen.errors import ArgumentError, BuildError
 from sagegen.layout import make_layout
 from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem, TunedLength
@@ -71,6 +71,7 @@ def tune_offline(
 
     Raises:
         BuildError: nothing compiled; the message carries the compiler's first error.
+        ArgumentError: the budget ended before anything was compiled.
     """
     run = _OfflineRun(request, toolkit, listen, gate)
     builder = BuildAhead(request.gpu.arch, store, toolkit, jobs=jobs, timeout_s=request.build_timeout_s)
@@ -123,6 +124,11 @@ class _OfflineRun:
             return
         if cause is not None:
             raise cause
+        if not self.records:
+            spent = f"the budget of {self.request.budget_s:g} s" if self.request.budget_s else "the run"
+            raise ArgumentError(
+                f"{spent} ended before any config was tried for {self.request.gpu.name}", "raise --budget, as to 6m"
+            )
         failures = [record for record in self.records if record.outcome != "ok"]
         first = f"; the first: {failures[0].reason}" if failures else ""
         raise BuildError(

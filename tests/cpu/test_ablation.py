@@ -271,6 +271,22 @@ def test_an_order_that_does_not_hold_is_found_wrong(monkeypatch):
     assert "Not in the papers' order:" in result.stdout
 
 
+def test_a_pair_of_two_orders_is_told_once(monkeypatch):
+    zero = replace(KINDS["normal"], alter=lambda inputs, _: inputs.q.zero_())  # every recipe is exact: no pair holds
+    monkeypatch.setitem(KINDS, "biased_channels", zero)
+    result = CliRunner().invoke(main, ["ablate", "--table", "smoothing", "--tokens", "64", "--seeds", "1"])
+    told = [line for line in result.stdout.splitlines() if line.startswith("Not in the papers' order")]
+    assert told
+    assert len(set(told)) == len(told)
+
+
+@pytest.mark.parametrize("name", ["smoothing", "granularity", "pv-type"])
+def test_of_a_few_tokens_no_order_is_judged(name):
+    """One key has the weight 1 whatever Q and K are: every recipe is exact."""
+    result = CliRunner().invoke(main, ["ablate", "--table", name, "--tokens", "1", "--seeds", "1"])
+    assert (result.exit_code, "order" in result.stdout) == (0, False)
+
+
 def test_misuse_says_what_to_do(monkeypatch, tmp_path):
     def miss():
         raise ToolchainError("figures need matplotlib", "pip install 'sagegen[report]'")

@@ -193,7 +193,8 @@ def test_a_cached_batch_needs_neither_compiler_nor_a_writable_store(store: Store
 
 
 _CHILD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs, and their children
 from pathlib import Path
 from sagegen.build import Built, build_batch
 from sagegen.store import Store

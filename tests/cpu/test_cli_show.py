@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from sagegen import registry
 from sagegen.cli.main import main
+from sagegen.cli.tune import _make_problems as make_problems
 from sagegen.problem import Problem
 from sagegen.registry import Accuracy, Entry, Provenance, Range, Timing
 from sagegen.render import render
@@ -95,6 +96,18 @@ def test_nothing_tuned_says_how_to_tune(tuned):
     result = show("--gpu", "l20")
     assert result.output == "Nothing is tuned for l20; to tune: sagegen tune --gpu l20\n"
     assert result.exit_code == 0
+
+
+def test_a_problem_that_is_not_tuned_says_what_tunes_it(tuned, monkeypatch):
+    """Beside entries of other problems, and by options that are no defaults."""
+    registry.save_entries(tuned / "l20.yaml", "l20", [make_entry()], {})
+    asked = []
+    monkeypatch.setattr("sagegen.cli.tune._make_problems", lambda *options: asked.append(make_problems(*options)))
+    for name in ("d128_bf16_full_int4", "d64_fp16_causal_int8"):
+        said = show("--gpu", "l20", "--problem", name).output
+        assert said.startswith(f"Nothing is tuned for l20 and {name}; to tune: sagegen tune --gpu l20 ")
+        CliRunner().invoke(main, [*said.split("to tune: sagegen ")[1].split(), "--offline"])
+        assert [problem.name for problem in asked.pop()] == [name]
 
 
 def test_a_broken_registry_is_named_and_the_others_are_shown(tuned):

@@ -176,6 +176,32 @@ def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, mon
     assert used == [[1], [1, 2]]
 
 
+@pytest.mark.parametrize(
+    ("present", "arguments", "says", "remedy"),
+    [
+        (0, ("--devices", "2"), "--devices 2, but this machine has 0 of l20", "leave out --devices to tune offline"),
+        (1, ("--devices", "2"), "--devices 2, but this machine has 1 of l20", "give --devices 1"),
+        (3, ("--devices", "2", "--offline"), "--offline measures nothing", "leave one out"),
+    ],
+)
+def test_more_gpus_than_there_are_to_measure_are_misuse(
+    stage: Stage, present: int, arguments: tuple[str, ...], says: str, remedy: str
+) -> None:
+    stage.present = [replace(PRESENT["l20"], index=n) for n in range(present)]
+    result = stage.invoke(*arguments)
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert says in result.stderr
+    assert remedy in result.stderr
+
+
+@pytest.mark.parametrize("masks", [("--causal", "--full"), ("--both", "--causal"), ("--full", "--both")])
+@pytest.mark.parametrize("command", ["tune", "bench"])
+def test_masks_that_exclude_each_other_are_misuse(stage: Stage, command: str, masks: tuple[str, str]) -> None:
+    result = CliRunner().invoke(main, [command, "--gpu", "l20", *masks])
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert f"{masks[0]} and {masks[1]} exclude each other: give one of" in result.stderr
+
+
 def test_the_problems_are_the_product_of_what_is_asked(stage: Stage) -> None:
     stage.invoke()
     stage.invoke("--head-dim", "128", "--dtype", "fp16,bf16", "--causal")

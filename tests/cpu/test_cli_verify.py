@@ -123,7 +123,8 @@ def test_verify_runs_every_entry_on_the_named_gpu(machine):
     assert worker.gpu_index == 1
     assert {job.candidate.problem for job in worker.jobs} == {"d64_bf16_causal_int8", "d128_fp16_full_int8"}
     assert {job.captured for job in worker.jobs} == {str(CAPTURED)}
-    assert "2 of 2 kernels pass every input kind." in result.output
+    assert "2 of 2 kernels pass every input kind of the gate." in result.output  # captured with 64 channels per head
+    assert f"Warning: nothing in {CAPTURED} fits d128_fp16_full_int8: it was not run there." in result.stderr
     assert "0.99931" in result.output
 
 
@@ -224,6 +225,29 @@ def test_the_emulator_verifies_a_named_config_where_it_is_valid(machine, emulato
     assert {problem.head_dim: len(captured) for problem, _, _, captured in emulator} == {64: 5, 128: 0}
 
 
+@pytest.mark.parametrize("where", [("--emulator",), ("--gpu", "l20")], ids=["emulator", "gpu"])
+def test_captured_inputs_that_fit_no_problem_are_misuse(machine, monkeypatch, where):
+    arguments = ("verify", *where, "--config", "default", "--captured", str(CAPTURED))
+    result = run(*arguments, "--problem", "d128_fp16_full_int8")
+    assert result.exit_code == 2
+    assert f"nothing in {CAPTURED}, of head dim 64, fits d128_fp16_full_int8" in result.stderr
+    assert "Remedy: name a problem of that head dim" in result.stderr
+
+
+def test_a_file_of_no_tensors_is_misuse(machine):
+    empty = machine / "empty.safetensors"
+    empty.write_bytes((2).to_bytes(8, "little") + b"{}")
+    for command in (("verify", "--emulator", "--config", "default", "--captured"), ("ablate", "--tensors")):
+        result = run(*command, str(empty))
+        assert (result.exit_code, "empty.safetensors has no tensors" in result.stderr) == (2, True)
+
+
+def test_json_says_which_problems_the_captured_inputs_did_not_fit(machine, emulator):
+    words = ("--config", "default", "--problem", "d64_fp16_full_int8", "--problem", "d128_fp16_full_int8")
+    result = run("verify", "--emulator", *words, "--captured", str(CAPTURED), "--json")
+    assert json.loads(result.stdout)["without_captured"] == ["d128_fp16_full_int8"]
+
+
 def test_a_config_that_no_problem_takes_is_misuse(machine, emulator):
     fp8 = default_config(Target(find_gpu("l20"), Problem(64, "bf16", False))).name
     result = run("verify", "--emulator", "--gpu", "a100", "--config", fp8)
@@ -235,6 +259,9 @@ def test_nothing_tuned_is_misuse_in_the_emulator_too(machine, emulator):
     result = run("verify", "--emulator", "--gpu", "rtx4090")
     assert result.exit_code == 2
     assert "nothing is tuned for rtx4090" in result.output
+    result = run("verify", "--emulator", "--gpu", "rtx4090", "--problem", "d64_fp16_full_int4")
+    assert "nothing is tuned for rtx4090 and d64_fp16_full_int4" in result.stderr
+    assert "sagegen tune --gpu rtx4090 --head-dim 64 --dtype fp16 --full --precision int4" in result.stderr
 
 
 def test_without_a_host_compiler_the_emulator_is_misuse(machine, monkeypatch):

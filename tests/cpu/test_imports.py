@@ -59,6 +59,7 @@ ORDER = (
     "registry_file",
     "registry_merge",
     "registry_cubins",
+    "registry_disk",
     "registry",
     # answering a call
     "runtime.device",
@@ -131,6 +132,7 @@ ORDER = (
     "ablation.study",
     "ablation.report",
     # searching
+    "tuning.packed",
     "tuning.journal",
     "tuning.distances",
     "tuning.events",

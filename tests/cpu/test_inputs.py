@@ -1,5 +1,6 @@
 """Inputs of the gate: the same on every machine, and each of the kind its name says."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,7 +8,14 @@ import pytest
 import torch
 
 from sagegen.errors import ArgumentError
-from sagegen.measuring.inputs import EMULATED_KINDS, INPUT_KINDS, ZERO_CHANNEL, load_captured, make_inputs
+from sagegen.measuring.inputs import (
+    EMULATED_KINDS,
+    INPUT_KINDS,
+    ZERO_CHANNEL,
+    fitting_names,
+    load_captured,
+    make_inputs,
+)
 from sagegen.problem import Problem
 from sagegen.reference import attention
 
@@ -147,6 +155,65 @@ def test_files_of_another_form_are_refused(tmp_path, content):
     file.write_bytes(content)
     with pytest.raises(ArgumentError, match="not a safetensors file of captured inputs"):
         load_captured(file)
+
+
+def write_layer(file, q=(1, 2, 64, 64), k=(1, 2, 64, 64), v=(1, 2, 64, 64), *, spoil="", value=math.nan, fill=1.0):
+    """A file of one layer in BF16, `layer3`; one value of the tensor `spoil` is `value`."""
+    tensors = {f"layer3.{name}": torch.full(shape, fill).bfloat16() for name, shape in (("q", q), ("k", k), ("v", v))}
+    if spoil:
+        tensors[f"layer3.{spoil}"].view(-1)[5] = value
+    header, data = {}, b""
+    for name, x in tensors.items():
+        raw = bytes(x.view(torch.uint8).flatten().tolist())
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": "BF16", "shape": list(x.shape), "data_offsets": offsets}
+        data += raw
+    file.write_bytes(safetensors(json.dumps(header), data))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("layer", "says", "remedy"),
+    [
+        ({"v": (1, 2, 64, 32)}, "layer3: q (1, 2, 64, 64), k (1, 2, 64, 64) and v (1, 2, 64, 32) do not fit", "store"),
+        ({"v": (1, 2, 63, 64)}, "do not fit each other", "store one batch"),
+        ({"k": (1, 2, 64, 32), "v": (1, 2, 64, 32)}, "do not fit each other", "store one batch"),
+        ({"q": (2, 2, 64, 64)}, "do not fit each other", "store one batch"),
+        ({"q": (1, 3, 64, 64)}, "layer3: q has 3 heads, not a multiple of the 2 of k and v", "whole groups"),
+        ({"k": (1, 0, 64, 64), "v": (1, 0, 64, 64)}, "layer3.k is empty", "leave that layer out"),
+        ({"q": (1, 2, 0, 64)}, "layer3.q is empty", "leave that layer out"),
+        ({"spoil": "k"}, "layer3.k has 1 values that are NaN or Inf", "capture it again"),
+        ({"spoil": "v", "value": math.inf}, "layer3.v has 1 values that are NaN or Inf", "capture it again"),
+    ],
+)
+def test_layers_that_no_call_takes_are_refused_by_name(tmp_path, layer, says, remedy):
+    file = write_layer(tmp_path / "x.safetensors", **layer)
+    with pytest.raises(ArgumentError) as caught:
+        load_captured(file)
+    assert str(file) in caught.value.message
+    assert says in caught.value.message
+    assert remedy in caught.value.remedy
+
+
+def test_a_file_without_tensors_is_refused(tmp_path):
+    file = tmp_path / "x.safetensors"
+    for header in ("{}", '{"__metadata__":{"made":"by hand"}}'):
+        file.write_bytes(safetensors(header))
+        with pytest.raises(ArgumentError, match="has no tensors; store fp16 or bf16 tensors"):
+            load_captured(file)
+
+
+def test_captured_inputs_fit_a_problem_by_head_dim_and_range(tmp_path):
+    small = load_captured(write_layer(tmp_path / "small.safetensors"))
+    large = load_captured(write_layer(tmp_path / "large.safetensors", fill=131072.0))  # fp16 ends at 65504
+    found = {
+        (name, dim, dtype): fitting_names(captured, Problem(dim, dtype, False))
+        for name, captured in (("small", small), ("large", large))
+        for dim in (64, 128)
+        for dtype in ("fp16", "bf16")
+    }
+    fits = {case for case, names in found.items() if names == ["layer3"]}
+    assert fits == {("small", 64, "fp16"), ("small", 64, "bf16"), ("large", 64, "bf16")}
 
 
 def test_missing_file_is_refused(tmp_path):

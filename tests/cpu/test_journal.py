@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -84,6 +87,52 @@ def test_a_journal_cut_anywhere_keeps_its_whole_lines(cut: int) -> None:
             assert len(journal.records) == data.count(b"\n")
             journal.append(make_record())
         assert len(read_journal(path)) == data.count(b"\n") + 1
+
+
+def packed_journal(path: Path) -> list[Record]:
+    """Writes a journal that differs enough to be packed into some kilobytes, and packs it; its records."""
+    records = [make_record(text_sha256=hashlib.sha256(bytes([n])).hexdigest()) for n in range(100)]
+    with Journal(path) as journal:
+        for record in records:
+            journal.append(record)
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+    return records
+
+
+@pytest.mark.parametrize("keep", [20, 1000, 3000])
+def test_of_a_packed_journal_that_is_cut_short_the_whole_lines_are_read(path: Path, keep: int, caplog: Any) -> None:
+    records = packed_journal(path)
+    packed = path.with_name(path.name + ".gz")
+    packed.write_bytes(packed.read_bytes()[:keep])
+    read = read_journal(packed)
+    assert read == records[: len(read)]
+    assert (len(read) > 10) == (keep >= 1000)
+    assert f"journal {packed} is cut short or damaged: read the {len(read)} lines before that" in caplog.text
+
+
+def test_of_a_packed_journal_that_is_damaged_what_is_before_is_read(path: Path, caplog: Any) -> None:
+    records = packed_journal(path)
+    packed = path.with_name(path.name + ".gz")
+    data = packed.read_bytes()
+    packed.write_bytes(data[:2500] + b"\xff" * 200 + data[2700:])
+    read = read_journal(packed)
+    assert read == records[: len(read)]
+    assert "cut short or damaged" in caplog.text
+
+
+def test_packed_journals_in_a_row_are_one(path: Path, caplog: Any) -> None:
+    records = packed_journal(path)
+    packed = path.with_name(path.name + ".gz")
+    packed.write_bytes(packed.read_bytes() * 2 + b"\0" * 700)
+    assert read_journal(packed) == records * 2
+    assert caplog.text == ""
+
+
+def test_a_journal_that_only_has_the_name_of_a_packed_one_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "j.jsonl.gz"
+    file.write_bytes(b'{"problem":')
+    with pytest.raises(ArgumentError, match=r"j\.jsonl\.gz is not packed by gzip; .*mv .*j\.jsonl\.gz .*j\.jsonl$"):
+        read_journal(file)
 
 
 def test_a_writer_that_is_killed_loses_nothing_that_it_appended(path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from sagegen.build import BuildFailure, Built
 from sagegen.cubin import Resources
-from sagegen.errors import BuildError, ToolchainError
+from sagegen.errors import ArgumentError, BuildError, ToolchainError
 from sagegen.gpu import find_gpu
 from sagegen.layout import make_layout
 from sagegen.measuring.emulated import EmulatedVerdict
@@ -95,6 +95,12 @@ def test_entries_are_predicted_for_every_bucket(tmp_path: Path, compiler: Compil
         assert entry.accuracy == {}
         cubin = result.cubins[entry.cubin_sha256 or ""].read_bytes()
         assert hashlib.sha256(cubin).hexdigest() == entry.cubin_sha256
+
+
+def test_a_budget_that_ends_before_anything_was_tried_is_told(tmp_path: Path, compiler: Compiler) -> None:
+    with pytest.raises(ArgumentError, match=r"budget of 1e-09 s ended before any config .* rtx4090; raise --budget"):
+        tune(tmp_path, budget_s=1e-9)
+    assert compiler.names == []
 
 
 def test_long_sequences_on_ada_get_fp8(tmp_path: Path, compiler: Compiler) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sagegen import registry
-from sagegen.entry import is_fine
+from sagegen.entry import ACCURACY_KINDS, is_fine
 from sagegen.env import Env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS
+from sagegen.measuring.inputs import EMULATED_KINDS, INPUT_KINDS
 from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem, parse_problem
 from sagegen.registry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.registry_file import dump_entries, parse_entries
@@ -62,7 +64,11 @@ def filled(record, values):
     return st.builds(record, **dict.fromkeys(record.__struct_fields__, values))
 
 
-FIGURE = st.floats(allow_nan=False, allow_infinity=False)
+FIGURE = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+COSINE = st.floats(-1, 1)
+ACCURACIES = st.builds(
+    Accuracy, cosine=COSINE, relative_l1=FIGURE, relative_l2=FIGURE, max_error=FIGURE, scale_ratio=FIGURE
+)
 ENTRIES = st.builds(
     make_entry,
     problem=st.builds(Problem, st.sampled_from(HEAD_DIMS), st.sampled_from(DTYPES), st.booleans()),
@@ -74,10 +80,10 @@ ENTRIES = st.builds(
     cubin=st.binary(max_size=8),
     gpu=st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=20),
     answer=st.sampled_from(["kernel", "sdpa"]),
-    min_cosine=st.none() | FIGURE,
+    min_cosine=st.none() | COSINE,
     tier=st.sampled_from([None, "fine", "coarse"]),
     figures=st.builds(Timing, kernel_us=st.none() | FIGURE, tops=st.none() | FIGURE, speed_vs_sdpa=st.none() | FIGURE),
-    accuracy=st.dictionaries(st.text("abc_ 123", min_size=1), filled(Accuracy, FIGURE)),
+    accuracy=st.dictionaries(st.sampled_from(ACCURACY_KINDS), ACCURACIES),
     resources=st.none() | filled(KernelResources, st.integers(0, 10**6)),
 )  # fmt: skip
 
@@ -107,7 +113,14 @@ def test_file_is_readable_text_in_a_fixed_order():
 # --- E11: each message names file, line and key
 
 
-GOOD = dump_entries("h200", [make_entry(kv=(1, 2047)), make_entry(kv=(2048, None))])
+FULL_OF_FIGURES = make_entry(
+    kv=(1, 2047),
+    min_cosine=0.9,
+    figures=Timing(kernel_us=765.4),
+    accuracy={"normal": Accuracy(cosine=0.9, relative_l1=0.1, relative_l2=0.1, max_error=0.1, scale_ratio=1.0)},
+    resources=KernelResources(registers=168, spill_bytes=0, smem_bytes=33280),
+)
+GOOD = dump_entries("h200", [FULL_OF_FIGURES, make_entry(kv=(2048, None))])
 
 
 def line_of(text: str, part: str) -> int:
@@ -132,6 +145,22 @@ def line_of(text: str, part: str) -> int:
         (("date: '2025-11-29'", "date: &a [*a]"), "&a", ["aliases"]),
         (("  answer: kernel\n", "  answer: kernel\n  answer: sdpa\n"), "answer: sdpa", ["`answer` occurs twice"]),
         (("- problem", "- - problem"), "- - problem", ["not YAML"]),
+        (("kv_min: 1\n", f"kv_min: {10**22}\n"), str(10**22), ["entries[0].bucket.kv_min"]),
+        (("min_cosine: 0.9", "min_cosine: 2.0"), "2.0", ["entries[0].min_cosine", "1.0"]),
+        (("min_cosine: 0.9", "min_cosine: -3"), "-3", ["entries[0].min_cosine", "-1"]),
+        (("kernel_us: 765.4", "kernel_us: -765.4"), "-765.4", ["entries[0].figures.kernel_us", "> 0"]),
+        (("kernel_us: 765.4", "kernel_us: 0"), "kernel_us: 0", ["entries[0].figures.kernel_us", "> 0"]),
+        (("kernel_us: 765.4", "kernel_us: 1.0e+999"), "e+999", ["not finite"]),
+        (("    normal:", "    normals:"), "normals", ["key `accuracy`", "'normals'", "did you mean `normal`"]),
+        (("relative_l1: 0.1", "relative_l1: -0.1"), "-0.1", ["relative_l1", ">= 0"]),
+        (("registers: 168", "registers: -168"), "-168", ["resources.registers", ">= 0"]),
+        (("sms: 132", "sms: 0"), "sms: 0", ["provenance.sms", ">= 1"]),
+        (("date: '2025-11-29'", "date: 'yesterday'"), "yesterday", ["provenance.date"]),
+        (("  answer: kernel\n", ""), "- problem", ["key `entries[0].answer` is missing", "add it"]),
+        (("schema: 1\n", ""), "gpu: h200", ["key `schema` is missing", "add it"]),
+        (("gpu: h200\n", ""), "schema: 1", ["key `gpu` is missing", "add it"]),
+        (("entries:", "others:"), "others:", ["key `others` is not known"]),
+        (("sms: 132", "sms: \0\0"), "sms: ", ["'\\x00' is no text"]),
     ],
 )  # fmt: skip
 def test_a_malformed_file_is_named_with_line_and_key(edit, at, says):
@@ -145,6 +174,54 @@ def test_a_malformed_file_is_named_with_line_and_key(edit, at, says):
     assert any(str(caught.value).startswith(line) for line in lines), str(caught.value)
     for part in says:
         assert part in str(caught.value)
+
+
+def test_the_kinds_of_accuracy_are_those_of_the_gate():
+    assert set(ACCURACY_KINDS) == {*INPUT_KINDS, *EMULATED_KINDS}
+
+
+@pytest.mark.parametrize("name", sorted(GPUS))
+def test_what_ships_keeps_the_bounds(name):
+    """Cosines beyond 1 by a rounding among it."""
+    nothing = Env(cache_dir=Path("none"), tuned_dir=Path("none"), strict=False, log="warning", nvcc=None)
+    errors: list[RegistryError] = []
+    for layer in registry.load_layers(name, nothing, errors.append):
+        assert layer.entries
+    assert errors == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:200],
+        lambda text: text.replace("schema: 1", "schema: 2"),
+        lambda text: "...\n",
+        lambda text: "- a list\n...\n",
+        lambda text: text.replace("min_cosine: 0.9", "min_cosine: .nan"),
+        lambda text: text.replace("  kernel: d128", "  kernel: d64", 1),
+        lambda text: text.replace("schema: 1", "schema: \0"),
+    ],
+    ids=["cut short", "another schema", "empty", "no mapping", "not finite", "another's kernel", "NUL"],
+)
+def test_the_remedy_of_a_lost_file_works(tmp_path, damage):
+    """A tuning run reads the file first, so that tuning again alone ends in the same error."""
+    path = tmp_path / "a folder" / "h200.yaml"
+    path.parent.mkdir()
+    path.write_text(damage(GOOD))
+    with pytest.raises(RegistryError) as caught:
+        registry.read_entries(path, "h200")
+    move, _, tune = caught.value.remedy.partition("move it away and tune again: ")[2].partition(" && ")
+    assert tune == "sagegen tune --gpu h200"
+    subprocess.run(move, shell=True, check=True)
+    assert registry.read_entries(path, "h200") == []
+    assert path.with_name("h200.yaml.bad").exists()
+
+
+def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path):
+    path = tmp_path / "h200.yaml"
+    path.write_bytes(b"schema: 1\ngpu: \xff\n...\n")
+    with pytest.raises(RegistryError, match=r"h200\.yaml:2: .*mv .*\.bad"):
+        registry.read_entries(path, "h200")
 
 
 def test_a_python_tag_is_not_executed(tmp_path):

@@ -1,6 +1,7 @@
 """Validity rules: each refuses what it is for, and nothing valid."""
 
 import itertools
+import re
 from dataclasses import replace
 from fractions import Fraction
 
@@ -25,7 +26,16 @@ from sagegen.rules import (
     searched_configs,
     valid_configs,
 )
-from sagegen.space import MMA_PARAMS, MMA_SPACE, WGMMA_PARAMS, Config, MmaConfig, WgmmaConfig, config_values
+from sagegen.space import (
+    MMA_PARAMS,
+    MMA_SPACE,
+    WGMMA_PARAMS,
+    Config,
+    MmaConfig,
+    WgmmaConfig,
+    config_values,
+    parse_config,
+)
 from sagegen.wgmma_rules import WGMMA_RULES, default_wgmma_config
 
 L20_BF16 = Target(find_gpu("l20"), Problem(128, "bf16", is_causal=True))
@@ -146,8 +156,52 @@ def test_every_rule_has_a_config_that_breaks_it() -> None:
 
 
 def test_a_refusal_names_config_gpu_rule_and_remedy() -> None:
-    with pytest.raises(ConfigError, match=r"mma_bq128.*a100.*pv_arch.*sagegen show --space --gpu a100"):
+    with pytest.raises(ConfigError, match=r"mma_bq128.*a100.*pv_arch.*take the nearest valid one: mma_bq128_"):
         check_config(BASE, Target(find_gpu("a100"), L20_BF16.problem))
+
+
+@pytest.mark.parametrize(
+    ("config", "target", "changes"),
+    [
+        (BASE, Target(find_gpu("a100"), L20_BF16.problem), 2),  # V in 16 bits, and no sums to promote
+        (replace(BASE, k_span=128), L20_BF16, 1),
+        (replace(FP16_SUM, p_max=448), L20_BF16, 1),
+        (replace(BASE, block_q=64), L20_BF16, 1),
+        (default_wgmma_config(), L20_BF16, None),  # no config of that family is valid there: the default
+    ],
+)
+def test_the_remedy_of_a_refusal_is_a_valid_config_close_by(
+    config: Config, target: Target, changes: int | None
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_config(config, target)
+    found = parse_config(caught.value.remedy.split()[-1])
+    assert not broken(found, target)
+    if changes is None:
+        assert found == default_config(target)
+        return
+    own, others = config_values(config), config_values(found)
+    assert sum(own[name] != others[name] for name in own) == changes
+
+
+@pytest.mark.parametrize(
+    ("rule", "config", "target", "numbers"),
+    [
+        # 128 query rows of 128 bytes are 16384; more stages of K and V than 99 KiB hold; the rest by arithmetic
+        ("threads", replace(BASE, warps=16, min_blocks=4), L20_BF16, "2048 of 1536 threads, over by 512"),
+        ("rows_high", replace(BASE, block_q=128, warps=2), L20_BF16, "64 of 32 rows, over by 32"),
+        ("smem", replace(BASE, block_k=128, stages=4), L20_BF16, r"\d+ of 101376 bytes, over by \d+"),
+        ("residency", replace(BASE, stages=3, min_blocks=4), L20_BF16, r"\d+ of 102400 bytes, over by \d+"),
+        ("registers", replace(BASE, min_blocks=2), L20_BF16, r"\d+ of 128 registers, over by \d+"),
+    ],
+)
+def test_a_rule_with_a_limit_tells_size_and_limit(rule: str, config: Config, target: Target, numbers: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_config(config, target)
+    found = re.search(rf"{rule} \(({numbers})\)", caught.value.message)
+    assert found, caught.value.message
+    taken, limit, over = map(int, re.findall(r"\d+", found[1]))
+    assert taken - limit == over > 0
 
 
 def test_what_tuning_tries_are_hundreds_and_all_fit_the_problem() -> None:
