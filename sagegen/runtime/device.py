@@ -30,8 +30,12 @@ class Device:
         return self.gpu.name if self.gpu else self.product or None
 
     def tune_command(self, problem: Problem) -> str:
-        """What to run for a kernel of `problem`; for an unknown GPU, to see the known ones."""
+        """What to run for a kernel of `problem` and its like; for an unknown GPU, to see the known ones.
+
+        Without options a run takes both head dims and masks, in bf16 and INT8.
+        """
         if self.gpu is None:
             return "sagegen gpus"
-        option = "" if problem.precision == "int8" else f" --precision {problem.precision}"
-        return f"sagegen tune --gpu {self.gpu.name}{option}"
+        dtype = "" if problem.dtype == "bf16" else f" --dtype {problem.dtype}"
+        precision = "" if problem.precision == "int8" else f" --precision {problem.precision}"
+        return f"sagegen tune --gpu {self.gpu.name}{dtype}{precision}"

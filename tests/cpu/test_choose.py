@@ -173,7 +173,7 @@ def test_auto_never_runs_an_untuned_int4_kernel(env):
     assert explanation.provenance == "untuned"
     assert explanation.passed_over == (
         "int4: nothing is tuned for d64_fp16_full_int4 at this length; "
-        "to tune it: sagegen tune --gpu h200 --precision int4",
+        "to tune it: sagegen tune --gpu h200 --dtype fp16 --precision int4",
     )
 
 
@@ -211,10 +211,10 @@ def test_int4_by_name_says_what_min_cosine_it_needs(env):
 def test_int4_without_an_entry_is_the_default_config_for_those_who_take_its_accuracy(env):
     refused = ask(env, precision="int4")
     assert (refused.answer, refused.is_fallback) == ("sdpa", True)
-    assert refused.reason.endswith("to tune it: sagegen tune --gpu h200 --precision int4")
+    assert refused.reason.endswith("to tune it: sagegen tune --gpu h200 --dtype fp16 --precision int4")
     explanation = ask(env, precision="int4", min_cosine=0.97)
     assert (precision_of(explanation), explanation.provenance) == ("int4", "untuned")
-    assert explanation.notes[-1].endswith("to tune it: sagegen tune --gpu h200 --precision int4")
+    assert explanation.notes[-1].endswith("to tune it: sagegen tune --gpu h200 --dtype fp16 --precision int4")
 
 
 def test_an_int4_entry_of_unknown_accuracy_counts_as_the_floor_of_int4(env):
@@ -290,7 +290,7 @@ def test_steps_that_no_config_takes_together_are_refused(env):
     explanation = ask(env, a100, precision="int8", smooth_v=True)
     assert (explanation.answer, explanation.is_fallback) == ("sdpa", True)
     assert explanation.reason.startswith("smooth_v=True has no kernel: nothing is tuned for d64_fp16_full_int8")
-    assert explanation.reason.endswith("to tune it: sagegen tune --gpu a100")
+    assert explanation.reason.endswith("to tune it: sagegen tune --gpu a100 --dtype fp16")
 
 
 def test_auto_takes_the_precision_that_has_the_step(env):
@@ -411,7 +411,7 @@ def test_a_pin_leaves_other_backends_alone(env, backend):
 
 def test_a_pinned_config_that_breaks_a_rule_is_named_with_the_rule(env):
     with pytest.raises(
-        ConfigError, match=f"SAGEGEN_PIN: config {PLAIN_V} is not valid for h200 .*: overlap .*; unset SAGEGEN_PIN"
+        ConfigError, match=f"SAGEGEN_PIN: config {PLAIN_V} is not valid for h200 .*: overlap: .*; unset SAGEGEN_PIN"
     ):
         ask(pin(env, PLAIN_V))
     with pytest.raises(ConfigError, match=f"SAGEGEN_PIN: config {PINNED} is not valid for l20"):

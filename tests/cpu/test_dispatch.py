@@ -729,7 +729,8 @@ def test_a_borrowed_entry_says_so_once_with_the_command(dispatcher, machine, env
         call(dispatcher, tensor(1, 2, q_len, 64))
     assert len(machine.launches) == 2
     assert messages(caplog) == [
-        "h200 has no entry for d64_fp16_full_int8, h100's is borrowed; to tune it here: sagegen tune --gpu h200"
+        "h200 has no entry for d64_fp16_full_int8, h100's is borrowed; "
+        "to tune it here: sagegen tune --gpu h200 --dtype fp16"
     ]
 
 
@@ -762,7 +763,7 @@ def test_a_length_below_every_bucket_gets_the_next_longer_and_says_so(dispatcher
     call(dispatcher, tensor(1, 1, 5, 64))
     assert len(machine.launches) == 1
     assert "no bucket of d64_fp16_full_int8 holds this length" in messages(caplog)[0]
-    assert messages(caplog)[0].endswith("sagegen tune --gpu h200")
+    assert messages(caplog)[0].endswith("sagegen tune --gpu h200 --dtype fp16")
 
 
 def test_an_unknown_gpu_borrows_from_its_architecture(machine, env, caplog):
@@ -840,7 +841,7 @@ def test_with_nvcc_an_untuned_problem_gets_the_default_config(dispatcher, machin
     name = f"d64_fp16_full_int8_{CONFIG.name}"
     assert messages(caplog)[0] == f"compiling {name} for sm_90; this happens once"
     assert messages(caplog)[1].startswith(f"compiled {name} in ")
-    assert any("nothing is tuned" in m and m.endswith("sagegen tune --gpu h200") for m in messages(caplog))
+    assert any("nothing is tuned" in m and m.endswith("sagegen tune --gpu h200 --dtype fp16") for m in messages(caplog))
     caplog.clear()
     call(Dispatcher(machine, lambda: env), tensor(1, 2, 5, 64))
     assert len(compiler.calls) == 1
