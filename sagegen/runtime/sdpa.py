@@ -54,8 +54,8 @@ def sdpa_with(
     Raises:
         UnsupportedError: torch would have to answer, and the backend that is asked for or SAGEGEN_STRICT=1 forbids it.
     """
-    if is_causal and attn_mask is not None:  # torch refuses that, in its own words
-        return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if is_causal and attn_mask is not None:  # torch refuses that on the CPU; on a GPU 2.11 drops one of the two
+        raise RuntimeError("attn_mask: excludes is_causal=True, as in torch; hide the later keys in attn_mask, too")
     backend = options.get("backend")
     kind = query.device.type
     reason: str | None = f"tensors are on {kind}"
@@ -68,10 +68,30 @@ def sdpa_with(
         except ArgumentError as error:  # torch has its own words for it
             found = str(error)
     _note_torch(found, kind, backend)
+    return _attend_by_torch(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def _attend_by_torch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Torch's own function, without its faults on a GPU: what its fused kernels cannot read, a scale of 0 or less, and
+    rows that a bool mask hides, which are not 0 there (torch 2.11 on an H200: the mean of the values)."""
     query, scale = with_positive_scale(query, scale)
     query, key, value = (as_torch_reads(x) for x in (query, key, value))
     attn_mask = as_torch_masks(attn_mask, key.shape[-2])
-    return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    blind = None
+    if attn_mask is not None and attn_mask.dtype == torch.bool and attn_mask.device.type == "cuda":
+        blind = ~attn_mask.any(-1, keepdim=True)
+        attn_mask = attn_mask | blind
+    out = torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return out if blind is None else out.masked_fill(blind, 0)
 
 
 @torch.compiler.assume_constant_result

@@ -470,6 +470,31 @@ def test_sdpa_uses_kernels_only_where_torchs_rules_hold(make, monkeypatch, fresh
         assert because in fresh.last.reason
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (5, 1), (2, 1, 5, 7)])
+def test_rows_that_a_bool_mask_hides_are_0_on_a_gpu_too(make, monkeypatch, fresh, shape):
+    """Where torch's fused kernels give such rows the mean of the values."""
+    given = []
+
+    def fused(q, k, v, mask, *rest, **options):
+        given.append(mask)
+        return torch.ones(q.shape)
+
+    monkeypatch.setattr(sdpa_module, "torch_sdpa", fused)
+    q, k = make(2, 3, 5, 64), make(2, 3, 7, 64)
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask[..., 2, :] = False
+    out = sagegen.sdpa(*(x.as_subclass(OnCuda) for x in (q, k, k, mask)))
+    assert given[0].any(-1).all()
+    assert out[:, :, 2].eq(0).all()
+    assert out[:, :, [0, 1, 3, 4]].eq(1).all()
+
+
+def test_a_mask_with_is_causal_is_refused_on_a_gpu_too(make):
+    q = make(2, 3, 5, 64).as_subclass(OnCuda)
+    with pytest.raises(RuntimeError, match="attn_mask: excludes is_causal=True"):
+        sagegen.sdpa(q, q, q, torch.ones(5, 5, dtype=torch.bool), is_causal=True)
+
+
 def test_sdpa_does_not_call_itself_when_it_replaces_torchs(make, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", sagegen.sdpa)
     q = make(1, 2, 5, 64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -160,7 +161,13 @@ def entry_of(kernel: KindKernel, gpu: Gpu) -> Entry:
         kernel=kernel.built.name,
         cubin_sha256=kernel.built.cubin_sha256,
         provenance=Provenance(
-            kind="measured", gpu=gpu.name, sms=gpu.sms, launch_abi=LAUNCH_ABI, protocol=PROTOCOL, date="", shape=""
+            kind="measured",
+            gpu=gpu.name,
+            sms=gpu.sms,
+            launch_abi=LAUNCH_ABI,
+            protocol=PROTOCOL,
+            date=date.today().isoformat(),
+            shape="",
         ),
     )
 
