@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kernel_kinds import EXACT, KINDS, MAIN_KINDS, MMA, PACKED, PROBLEMS, KernelKind
+from pinned_entry import make_entry
+from sagegen.env import read_env
 from sagegen.gpu import GPUS
 from sagegen.problem import Problem
+from sagegen.registry import lookup, save_entries
 from sagegen.rules import Target, broken_rules, default_config
 
 
@@ -36,3 +41,20 @@ def test_kinds_that_a_gpu_has_not_are_none() -> None:
     target = Target(GPUS["a100"], PROBLEMS[0])
     assert EXACT.find_config(target) is None
     assert MMA.find_config(target) is not None
+
+
+@pytest.mark.parametrize("kind", MAIN_KINDS, ids=lambda kind: kind.name)
+def test_a_registry_that_pins_a_kind_is_read_and_goes_first(
+    kind: KernelKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What holds the public API to one kernel in the tests on a card, where a mistake would cost a run."""
+    gpu = GPUS["h200"]
+    configs = {problem: kind.find_config(Target(gpu, problem)) for problem in PROBLEMS}
+    entries = [make_entry(problem, config, "0" * 64, gpu) for problem, config in configs.items()]
+    save_entries(tmp_path / "h200.yaml", "h200", entries, {})
+    monkeypatch.setenv("SAGEGEN_TUNED_DIR", str(tmp_path))
+    for problem, config in configs.items():
+        for kv_len in (1, 300, 1 << 17):
+            found = lookup(gpu, problem, kv_len, read_env())
+            assert found is not None
+            assert (found.entry.config, found.entry.answer, found.out_of_range) == (config.name, "kernel", False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,12 @@ import torch
 import sagegen
 from kernel_kinds import KINDS, MAIN_KINDS, PROBLEMS, KernelKind
 from picked_configs import pick_configs
-from sagegen.abi import LAUNCH_ABI
+from pinned_entry import make_entry
 from sagegen.build import BuildFailure, Built, build_batch
-from sagegen.entry import Entry, Provenance, Range
 from sagegen.env import read_env
 from sagegen.errors import ToolchainError
 from sagegen.gpu import Gpu, match_gpu
 from sagegen.launch import Program, load_program
-from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
 from sagegen.registry import save_entries
 from sagegen.render import render
@@ -143,33 +140,17 @@ def registry_of_kind(
     if not own:
         pytest.skip(kind.needs())
     folder = tmp_path_factory.mktemp("registry")
-    save_entries(folder / f"{gpu.name}.yaml", gpu.name, [entry_of(kernel, gpu) for kernel in own], {})
+    save_entries(
+        folder / f"{gpu.name}.yaml",
+        gpu.name,
+        [make_entry(k.problem, k.config, k.built.cubin_sha256, gpu) for k in own],
+        {},
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SAGEGEN_TUNED_DIR", str(folder))
         dispatcher.cache_clear()  # a dispatcher reads the environment once
         yield {kernel.problem.name: kernel.config for kernel in own}
     dispatcher.cache_clear()
-
-
-def entry_of(kernel: KindKernel, gpu: Gpu) -> Entry:
-    """An entry that goes before every shipped one: the user's, and measured as far as it says."""
-    return Entry(
-        problem=kernel.problem.name,
-        bucket=Range(kv_min=1, kv_max=None),
-        answer="kernel",
-        config=kernel.config.name,
-        kernel=kernel.built.name,
-        cubin_sha256=kernel.built.cubin_sha256,
-        provenance=Provenance(
-            kind="measured",
-            gpu=gpu.name,
-            sms=gpu.sms,
-            launch_abi=LAUNCH_ABI,
-            protocol=PROTOCOL,
-            date=date.today().isoformat(),
-            shape="",
-        ),
-    )
 
 
 @pytest.fixture
