@@ -113,6 +113,8 @@ def attend(
         positive_q, positive = with_positive_scale(q, scale)
         out = torch_sdpa(positive_q, k, v, is_causal=is_causal, scale=positive, enable_gqa=gqa)
     else:
+        if attn_mask is not None:
+            k, v = _blank_hidden(k, v, attn_mask)
         parts = [
             _attend_rows(q[:, :, rows], k, v, _mask_rows(attn_mask, rows, q, kv_len, is_causal, window), scale, gqa)
             for rows in _chunks(q_len, kv_len * (1 if attn_mask is None else math.prod(attn_mask.shape[:-2])))
@@ -121,6 +123,16 @@ def attend(
     lse = _log_sum_exp(q, k, attn_mask, is_causal, window, scale) if return_lse else None
     out = out.transpose(1, 2) if layout == "NHD" else out
     return out if lse is None else (out, lse)
+
+
+def _blank_hidden(k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """k and v with zeros at keys that the mask hides from every row of a batch item, which may hold NaN: padding."""
+    if attn_mask.shape[-1] == 1:  # all keys of a row are alike
+        return k, v
+    seen = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -math.inf
+    seen = seen[(None,) * (4 - seen.dim())].any(2).any(1)  # [batch or 1, kv_len]
+    hidden = ~seen[:, None, :, None]
+    return k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
 
 
 def _chunks(rows: int, bytes_per_row: int) -> Iterator[slice]:

@@ -200,6 +200,23 @@ def test_float_masks_of_every_type_for_inputs_of_every_type(make, dtype, mask_dt
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(3, 1, 1, 9), (1, 9), (6, 9), (4, 6, 9), (3, 4, 6, 9)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_what_padding_holds_leaves_no_trace(make, shape, dtype):
+    """Keys that no query of a batch item sees: the last three of nine, and one in the middle."""
+    q, k, v = make(3, 4, 6, 16), make(3, 2, 9, 16), make(3, 2, 9, 16)
+    seen = torch.ones(shape, dtype=torch.bool)
+    seen[..., 6:] = seen[..., 2] = False
+    mask = seen if dtype == torch.bool else torch.zeros(shape).masked_fill(~seen, -math.inf)
+    kept = [0, 1, 3, 4, 5]
+    expected, lse = fallback.attend(q, k[:, :, kept], v[:, :, kept], return_lse=True)
+    for x in (k, v):
+        x[:, :, 2], x[:, :, 6:] = math.nan, math.inf
+    out, found = fallback.attend(q, k, v, attn_mask=mask, return_lse=True)
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found, lse, rtol=1e-4, atol=1e-4)
+
+
 # --- what torch's fused kernels cannot read
 
 
