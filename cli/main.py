@@ -58,9 +58,10 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
+        interrupts = PromptInterrupts()
         try:
-            with PromptInterrupts() as interrupts:
-                done = super().invoke(ctx)
+            with interrupts:
+                done = self._invoke(ctx, interrupts)
             if interrupts.arrived:  # and a library swallowed the exception: whoever sent it must not take this for done
                 raise KeyboardInterrupt
             return done
@@ -73,6 +74,15 @@ class LazyGroup(click.Group):
             raise
         except OSError as error:  # a path that cannot be read or written, a full disk: the machine's, not ours
             raise MisuseError(_describe_os_error(error)) from error
+
+    def _invoke(self, ctx: click.Context, interrupts: PromptInterrupts) -> Any:
+        """Run the command. One that ends by an error of its own after it was interrupted was interrupted."""
+        try:
+            return super().invoke(ctx)
+        except (SagegenError, click.ClickException, OSError) as error:
+            if interrupts.arrived:
+                raise KeyboardInterrupt from error
+            raise
 
 
 def _describe_os_error(error: OSError) -> SagegenError:

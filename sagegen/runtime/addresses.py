@@ -13,14 +13,21 @@ UNALIGNED = ALIGNMENT - 1
 
 
 def addresses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int]:
-    """Where the tensors are; those inside a transform of torch.func are nowhere."""
+    """Where the tensors are; those inside a transform of torch.func are nowhere: an error, or address 0."""
     try:
-        return q.data_ptr(), k.data_ptr(), v.data_ptr()
+        found = q.data_ptr(), k.data_ptr(), v.data_ptr()
     except RuntimeError as error:
-        raise UnsupportedError(
-            "q, k, v: no kernel takes part in torch.func's transforms (vmap, jvp)",
-            "call it outside of them, with the batch as a dim of its own, or with backend='sdpa'",
-        ) from error
+        raise _transformed() from error
+    if 0 in found:
+        raise _transformed()
+    return found
+
+
+def _transformed() -> UnsupportedError:
+    return UnsupportedError(
+        "q, k, v: no kernel takes part in torch.func's transforms (vmap, jvp, functionalize)",
+        "call it outside of them, with the batch as a dim of its own, or with backend='sdpa'",
+    )
 
 
 def aligned(name: str, x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import forward_ad
 
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides, TensorStrides
@@ -123,7 +124,7 @@ def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
     ):
         if has != needs:
             raise ArgumentError(f"out: {what} is {has}, q's is {needs}", "make it with torch.empty_like(q)")
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if _overlaps_itself(out):
         raise ArgumentError(
             f"out: strides {out.stride()} put several elements in one place", "make it with torch.empty_like(q)"
         )
@@ -131,9 +132,26 @@ def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
         raise ArgumentError("out: requires a gradient, which writing into it would lose", "leave out= away")
 
 
+def _overlaps_itself(x: torch.Tensor) -> bool:
+    """Whether two indices may mean one place: each dim must step past all that the denser ones reach."""
+    reach = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1):
+        if stride < reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
 def needs_grad(*inputs: torch.Tensor | None) -> bool:
-    """Whether one requires a gradient and grad mode is on."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    """Whether one requires a gradient and grad mode is on, or has a tangent of forward-mode differentiation."""
+    present = [x for x in inputs if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in present):
+        return True
+    return forward_ad._current_level >= 0 and any(_has_tangent(x) for x in present)
+
+
+def _has_tangent(x: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def is_readable(x: torch.Tensor) -> bool:

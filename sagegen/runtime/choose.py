@@ -75,7 +75,7 @@ def choose(
     )
     forced, notes = backend == "kernel", _copy_notes(checked)
     if env.pin is not None:
-        return _choose_pinned(checked.problem, env.pin, find, options, device, notes)
+        return _choose_pinned(checked.problem, env.pin, find, options, device, refused, notes)
     answer = partial(
         _choose_tuned, find=find, options=options, device=device, forced=forced, refused=refused, notes=notes
     )
@@ -86,7 +86,7 @@ def choose(
 def _choose_disabled(options: Options) -> Explanation:
     """torch, as SAGEGEN_DISABLE asks; who names a kernel in the call must not take torch's answer for one."""
     if options.backend in KERNEL_ANSWERS:
-        return Explanation("sdpa", f"{DISABLED}: unset it, or leave backend= away", is_fallback=True)
+        return Explanation("sdpa", DISABLED, is_fallback=True)
     return Explanation("sdpa", DISABLED)
 
 
@@ -172,6 +172,7 @@ def _choose_pinned(
     find: Callable[..., Found | None],
     options: Options,
     device: Device,
+    refused: Collection[str],
     notes: tuple[str, ...],
 ) -> Explanation:
     """The config that SAGEGEN_PIN names; an entry of the same config lends its cubin, which serves all lengths."""
@@ -181,7 +182,7 @@ def _choose_pinned(
         return Explanation("sdpa", reason, is_fallback=True, gpu=device.name, problem=problem)
 
     def admits(entry: Entry) -> bool:
-        return entry.config == config.name
+        return entry.config == config.name and entry.cubin_sha256 not in refused
 
     found = find(problem, admits=admits) or find(problem, kv_len=1, admits=admits)
     reason = "pinned by SAGEGEN_PIN" + (f"; the cubin is that of an entry of {found.gpu_name}" if found else "")

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError, SagegenError, UnsupportedError
@@ -104,6 +105,7 @@ class Dispatcher:
                 q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
                 q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
                 torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
+                forward_ad._current_level >= 0 and needs_grad(q, k, v),
                 None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.requires_grad),
                 options,
             )
@@ -245,10 +247,11 @@ class Dispatcher:
     def _pass_over(self, explanation: Explanation, error: SagegenError, call: tuple[Any, ...]) -> Explanation:
         """What answers instead of an entry whose kernel cannot be had: the next entry, else torch SDPA."""
         digest = explanation.found.entry.cubin_sha256 if explanation.found else None
-        if digest is not None:
+        if digest is not None and digest not in self._refused:
             self._refused.add(digest)
             later = self._choose(*call)[1]
-            if later.answer in KERNEL_ANSWERS and later.found is not None:
+            # a pinned config is built where its entries' cubins are no good
+            if later.answer in KERNEL_ANSWERS and (later.found is not None or self.env.pin is not None):
                 warn_once(f"{explanation.kernel} is passed over: {error}")
                 return replace(later, passed_over=(*later.passed_over, f"{explanation.kernel}: {error}"))
             self._refused.discard(digest)  # else nothing would be tuned for its problem, which is another reason

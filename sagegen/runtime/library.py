@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from sagegen.runtime.answers import Result, empty_output
-from sagegen.runtime.arguments import cast_type, needs_grad
+from sagegen.runtime.arguments import cast_type, check_out, needs_grad
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.fallback import attend
 
@@ -32,6 +32,8 @@ def call_op(
     """`Dispatcher.attention` by way of the op. A call that needs gradients is traced through torch SDPA instead."""
     if (dtype := cast_type(q, k, v)) is not None:
         q, k = q.to(dtype), k.to(dtype)
+    if out is not None:
+        check_out(out, q)
     if needs_grad(q, k, v, attn_mask):
         result = attend(
             q,

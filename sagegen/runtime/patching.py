@@ -90,7 +90,8 @@ def patched(
     Out of reach are callers that do not ask torch.nn.functional at each call: modules that did `from
     torch.nn.functional import scaled_dot_product_attention`, and C++ code such as the fast path that
     torch.nn.MultiheadAttention and TransformerEncoderLayer take in eval mode without gradients
-    (`torch.backends.mha.set_fastpath_enabled(False)` turns it off).
+    (`torch.backends.mha.set_fastpath_enabled(False)` turns it off). A module cannot be pickled whole inside a block of
+    its own, nor scripted by torch.jit inside any: save its state_dict, or do it outside.
 
     Under torch.compile a call inside the block is part of the graph, with fullgraph=True too, and is compiled again
     for other options. Of a compiled module give `patched` what torch.compile returned.

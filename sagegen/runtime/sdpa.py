@@ -54,6 +54,8 @@ def sdpa_with(
     Raises:
         UnsupportedError: torch would have to answer, and the backend that is asked for or SAGEGEN_STRICT=1 forbids it.
     """
+    if not all(isinstance(x, torch.Tensor) for x in (query, key, value)):  # torch has its own words for it
+        return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if is_causal and attn_mask is not None:  # torch refuses that on the CPU; on a GPU 2.11 drops one of the two
         raise RuntimeError("attn_mask: excludes is_causal=True, as in torch; hide the later keys in attn_mask, too")
     backend = options.get("backend")
@@ -85,7 +87,7 @@ def _attend_by_torch(
     rows that a bool mask hides, which are not 0 there (torch 2.11 on an H200: the mean of the values)."""
     query, scale = with_positive_scale(query, scale)
     query, key, value = (as_torch_reads(x) for x in (query, key, value))
-    attn_mask = as_torch_masks(attn_mask, key.shape[-2])
+    attn_mask = as_torch_masks(attn_mask, key.shape[-2]) if key.dim() > 1 else attn_mask
     blind = None
     if attn_mask is not None and attn_mask.dtype == torch.bool and attn_mask.device.type == "cuda":
         blind = ~attn_mask.any(-1, keepdim=True)

@@ -274,6 +274,8 @@ def test_a_fitting_out_is_accepted():
         (torch.zeros(2, 3, 5, 64), "out: dtype is torch.float32"),
         (torch.zeros(2, 3, 5, 64, dtype=torch.float16, device="meta"), "out: device is meta"),
         (torch.zeros(1, 3, 5, 64, dtype=torch.float16).expand(2, 3, 5, 64), "out: strides"),
+        (torch.zeros(4000, dtype=torch.float16).as_strided((2, 3, 5, 64), (960, 320, 8, 1)), "out: strides"),
+        (torch.zeros(4000, dtype=torch.float16).as_strided((2, 3, 5, 64), (320, 320, 64, 1)), "out: strides"),
         (torch.zeros(2, 3, 5, 64, dtype=torch.float16, requires_grad=True), "out: requires a gradient"),
     ],
 )

@@ -648,7 +648,7 @@ def test_disabled_tensors_on_the_cpu_go_to_torch_too(machine, env):
 def test_disabled_a_kernel_that_the_call_names_is_refused(machine, env, backend):
     dispatcher = Dispatcher(machine, lambda: replace(env, disabled=True))
     with pytest.raises(
-        UnsupportedError, match=f"backend='{backend}' cannot answer: SAGEGEN_DISABLE=1 is set: unset it"
+        UnsupportedError, match=f"backend='{backend}' cannot answer: SAGEGEN_DISABLE=1 is set; leave backend="
     ):
         call(dispatcher, tensor(1, 2, 5, 64), backend=backend)
 
@@ -951,6 +951,21 @@ def test_torch_answers_where_no_entrys_kernel_can_be_had(dispatcher, machine, en
         assert "computes wrongly" in dispatcher.last.reason
     assert machine.launches == []
     assert len(machine.tried) == 2
+
+
+@pytest.mark.parametrize("has_compiler", [False, True])
+def test_a_pinned_config_whose_cubin_is_wrong_is_built_or_left(machine, env, request, has_compiler):
+    if has_compiler:
+        request.getfixturevalue("compiler")
+    ship(env, make_entry())
+    machine.wrong = True
+    dispatcher = Dispatcher(machine, lambda: replace(env, pin=CONFIG.name))
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert dispatcher.last.answer == "sdpa"
+    why = "computes wrongly" if has_compiler else "nvcc was not found"  # of the last that was tried
+    assert why in dispatcher.last.reason
+    assert len(machine.tried) == 1 + has_compiler
+    assert machine.launches == []
 
 
 # --- trying a kernel when it is loaded, and ahead

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from sagegen.cli.main import main
+from sagegen.errors import SagegenError
 from sagegen.interrupts import PromptInterrupts, deferred_interrupts
 
 BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -173,6 +175,20 @@ def test_a_command_whose_interrupt_a_library_swallowed_is_no_success(monkeypatch
     assert (result.exit_code, result.stderr) == (130, "Interrupted.\n")
 
 
+@pytest.mark.parametrize("error", [SagegenError("no GPU", "find one"), click.ClickException("no GPU"), OSError("gone")])
+def test_a_command_that_fails_after_its_interrupt_was_swallowed_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def swallow_and_fail() -> list[object]:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        raise error
+
+    monkeypatch.setattr("sagegen.cli.gpus.detect_gpus", swallow_and_fail)
+    result = CliRunner().invoke(main, ["gpus"])
+    assert (result.exit_code, result.stderr) == (130, "Interrupted.\n")
+
+
 #: `sagegen tune`, interrupted while it imports a module and by code that drops the error.
 _TUNE = """
 import os, signal, sys, time
@@ -190,6 +206,7 @@ class Planted:
 
 sys.meta_path.insert(0, Planted())
 from sagegen.cli.main import main
+from sagegen.errors import SagegenError
 main(prog_name="sagegen")
 """
 

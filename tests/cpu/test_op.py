@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sagegen
 from sagegen.env import Env
@@ -327,6 +328,33 @@ def test_compiled_calls_with_a_mask_and_an_out(make):
     torch.testing.assert_close(out, sagegen.attention(q, q, q, attn_mask=mask))
 
 
+@pytest.mark.parametrize(
+    "out",
+    [
+        torch.empty(2, 2, 8, 64),
+        torch.empty(1, 2, 8, 64, dtype=torch.int32),
+        torch.empty(1, 1, 8, 64).expand(1, 2, 8, 64),
+    ],
+    ids=["shape", "dtype", "overlap"],
+)
+def test_compiled_calls_refuse_an_out_that_does_not_fit(make, out):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, o: sagegen.attention(q, q, q, out=o), backend="eager")
+    with pytest.raises(ArgumentError, match="out: "):
+        compiled(make(1, 2, 8, 64, dtype=torch.float32), out)
+
+
+def test_forward_differentiation_is_torchs(make):
+    q, k, v, tangent = (make(1, 2, 9, 64, dtype=torch.float32) for _ in range(4))
+    _, expected = torch.func.jvp(lambda x: exact(x, k, v)[0], (q,), (tangent,))
+    sagegen.attention(q, k, v)
+    with torch.autograd.forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+        out = sagegen.attention(torch.autograd.forward_ad.make_dual(q, tangent), k, v)
+        found = torch.autograd.forward_ad.unpack_dual(out).tangent
+    assert sagegen.last_dispatch().answer == "sdpa"
+    torch.testing.assert_close(found, expected.float(), rtol=1e-3, atol=1e-4)
+
+
 def test_compiled_calls_that_need_a_gradient_have_one(make):
     torch._dynamo.reset()
     q, k, v = (make(1, 2, 9, 64, dtype=torch.float32).requires_grad_() for _ in range(3))
@@ -487,6 +515,18 @@ def test_rows_that_a_bool_mask_hides_are_0_on_a_gpu_too(make, monkeypatch, fresh
     assert given[0].any(-1).all()
     assert out[:, :, 2].eq(0).all()
     assert out[:, :, [0, 1, 3, 4]].eq(1).all()
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(64), [[1.0]]], ids=["one dim", "list"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_is_no_call_gets_torchs_own_error(make, bad, place):
+    inputs = [make(1, 2, 5, 64, dtype=torch.float32) for _ in range(3)]
+    inputs[place] = bad
+    with pytest.raises((RuntimeError, TypeError)) as torchs:
+        TORCH(*inputs)
+    with pytest.raises(torchs.type) as ours:
+        sagegen.sdpa(*inputs)
+    assert str(ours.value) == str(torchs.value)
 
 
 def test_a_mask_with_is_causal_is_refused_on_a_gpu_too(make):

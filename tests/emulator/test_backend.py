@@ -182,7 +182,7 @@ def test_four_parts_of_the_keys_merge_into_the_whole(make):
 
 
 @pytest.mark.parametrize("head_dim", [64, 40])
-@pytest.mark.parametrize("transform", ["vmap", "jvp"])
+@pytest.mark.parametrize("transform", ["vmap", "jvp", "functionalize"])
 def test_transforms_of_torch_func_are_refused(make, transform, head_dim):
     q = make(3, 1, 2, 20, head_dim)
 
@@ -190,6 +190,19 @@ def test_transforms_of_torch_func_are_refused(make, transform, head_dim):
         return sagegen.attention(x, x, x, backend="emulator")
 
     call(q[0])  # what is remembered must not answer
-    transformed = {"vmap": lambda: torch.func.vmap(call)(q), "jvp": lambda: torch.func.jvp(call, (q[0],), (q[0],))}
-    with pytest.raises(UnsupportedError, match=r"torch.func's transforms .*backend='sdpa'"):
+    transformed = {
+        "vmap": lambda: torch.func.vmap(call)(q),
+        "jvp": lambda: torch.func.jvp(call, (q[0],), (q[0],)),
+        "functionalize": lambda: torch.func.functionalize(call)(q[0]),
+    }
+    with pytest.raises(UnsupportedError, match=r"torch.func's transforms .*backend='sdpa'|requires a gradient"):
         transformed[transform]()
+
+
+def test_tangents_are_not_lost(make):
+    q = make(1, 2, 20, 64)
+    sagegen.attention(q, q, q, backend="emulator")  # what is remembered must not answer
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(UnsupportedError, match="requires a gradient"):
+            sagegen.attention(q, dual, q, backend="emulator")
