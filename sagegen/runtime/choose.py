@@ -56,7 +56,8 @@ def choose(
     if device.kind == "meta":
         return Explanation("sdpa", "meta tensors have a shape and no values")
     if env.disabled:
-        return _choose_disabled(options)
+        # who names a kernel in the call must not take torch's answer for one
+        return Explanation("sdpa", DISABLED, is_fallback=options.backend in KERNEL_ANSWERS)
     if backend == "sdpa":
         return Explanation("sdpa", "backend='sdpa' was asked for")
     if backend == "reference":
@@ -81,13 +82,6 @@ def choose(
     )
     explanation = _choose_precision(checked.problem, answer, options)
     return explanation if forced else _weigh_padding(explanation, checked, device)
-
-
-def _choose_disabled(options: Options) -> Explanation:
-    """torch, as SAGEGEN_DISABLE asks; who names a kernel in the call must not take torch's answer for one."""
-    if options.backend in KERNEL_ANSWERS:
-        return Explanation("sdpa", DISABLED, is_fallback=True)
-    return Explanation("sdpa", DISABLED)
 
 
 def _choose_precision(problem: Problem, answer: Callable[[Problem], Explanation], options: Options) -> Explanation:
