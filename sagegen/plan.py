@@ -295,9 +295,7 @@ def _launches(config: Config, layout: Layout, counts: _Counts) -> tuple[Launch, 
     return launches
 
 
-def _region_sizes(
-    problem: Problem, config: Config, layout: Layout, counts: _Counts, want_lse: bool
-) -> dict[str, int]:
+def _region_sizes(problem: Problem, config: Config, layout: Layout, counts: _Counts, want_lse: bool) -> dict[str, int]:
     """Bytes of every workspace region that all kernels have, in order."""
     rows = counts.q_rows
     channels = counts.kv_heads * problem.head_dim

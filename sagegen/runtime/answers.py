@@ -221,6 +221,7 @@ class ReferenceAnswer:
             k,
             v,
             is_causal=options.is_causal,
+            window=options.window,
             scale=None if options.scale is None else float(options.scale),
             layout="HND" if options.layout == "HND" else "NHD",
             return_lse=options.return_lse,  # type: ignore[call-overload]  # the overloads know literals only

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides, TensorStrides
 from sagegen.problem import HEAD_DIMS, Dtype, Problem, Shape
-from sagegen.runtime.options import Options, check_options
+from sagegen.runtime.options import Options, check_options, narrow
 
 #: Kernels load 16 bytes at a time: addresses and strides must be multiples of that.
 ALIGNMENT = 16
@@ -35,7 +35,8 @@ class Checked:
         problem: what a kernel would be asked, in INT8 unless INT4 is asked for; None when `obstacle` says why not. Its
             head dim is the next that kernels have.
         obstacle: why no kernel can answer, None when one may.
-        is_masked: an attn_mask or a window is given.
+        is_masked: an attn_mask is given.
+        window: keys that a query sees before and after its own, -1 for all; None where `problem` says it.
         cast: type that q and k are cast to, and that the output has; None where they have v's.
         copies: names of the tensors whose strides no kernel can read; they are made contiguous. None where all are
             padded, which copies them anyway.
@@ -47,6 +48,7 @@ class Checked:
     problem: Problem | None
     obstacle: str | None
     is_masked: bool
+    window: tuple[int, int] | None
     cast: torch.dtype | None
     copies: tuple[str, ...]
 
@@ -93,7 +95,8 @@ def check_call(
         scale=float(options.scale) if options.scale is not None else head_dim**-0.5,
         problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[dtype], options),
         obstacle=obstacle,
-        is_masked=attn_mask is not None or options.window is not None,
+        is_masked=attn_mask is not None,
+        window=narrow(options.is_causal, options.window)[1],
         cast=cast,
         copies=() if is_padded else tuple(name for name, x in zip("qkv", (q, k, v), strict=True) if not is_readable(x)),
     )
@@ -106,7 +109,8 @@ def cast_type(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype 
 
 def _make_problem(head_dim: int, dtype: Dtype, options: Options) -> Problem:
     width = next(width for width in HEAD_DIMS if width >= head_dim)
-    return Problem(width, dtype, options.is_causal, "int4" if options.precision == "int4" else "int8")
+    is_causal, window = narrow(options.is_causal, options.window)
+    return Problem(width, dtype, is_causal, "int4" if options.precision == "int4" else "int8", window is not None)
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
@@ -240,7 +244,6 @@ def _obstacle(dtype: torch.dtype, head_dim: int, options: Options, attn_mask: to
     """The first thing of a call that no kernel of this version does."""
     reasons = (
         (attn_mask is not None, "attn_mask has no kernel yet"),
-        (options.window is not None, "window has no kernel yet"),
         (dtype not in _KERNEL_DTYPES, f"{dtype} has no kernel (float16 and bfloat16 have)"),
         (head_dim > HEAD_DIMS[-1], f"head_dim {head_dim} has no kernel, {HEAD_DIMS[-1]} is the widest"),
         (options.smooth_k is False, "smooth_k=False has no kernel: all subtract the mean of K"),

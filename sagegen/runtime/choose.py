@@ -13,7 +13,7 @@ from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
-from sagegen.rules import Target, default_config_with
+from sagegen.rules import Target, default_config_with, fitted_config
 from sagegen.runtime.arguments import Checked
 from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
@@ -102,11 +102,11 @@ def _weigh_padding(explanation: Explanation, checked: Checked, device: Device) -
 
 
 def _choose_reference(checked: Checked, reason: str, needs_grad: bool) -> Explanation:
-    """The reference does every head dim and dtype; masks, windows and gradients are left to torch."""
+    """The reference does every head dim and dtype; masks and gradients are left to torch."""
     if needs_grad:
         return Explanation("sdpa", f"{reason}, and {NO_GRADIENT}", is_fallback=True)
     if checked.is_masked:
-        return Explanation("sdpa", f"{reason}, and a mask or window is torch's to apply")
+        return Explanation("sdpa", f"{reason}, and a mask is torch's to apply")
     return Explanation("reference", reason, problem=checked.problem)
 
 
@@ -149,6 +149,10 @@ def _choose_tuned(
             return False
         return entry.config is None or not _contradicted(parse_config(entry.config), options)
 
+    if problem != problem.tuned:
+        return _choose_relative(
+            problem, find(problem.tuned, min_cosine=options.min_cosine, admits=admits), options, device, notes
+        )
     find = partial(find, problem, min_cosine=options.min_cosine)
     found = find(admits=admits)
     other = find() if found is None and options.steps else None
@@ -158,6 +162,18 @@ def _choose_tuned(
     if found is None:
         return _choose_default(problem, options, device, notes, has_others=other is not None)
     return _choose_kernel(problem, found, options, device, forced, notes)
+
+
+def _choose_relative(
+    problem: Problem, found: Found | None, options: Options, device: Device, notes: tuple[str, ...]
+) -> Explanation:
+    """What answers a windowed or ragged problem, which nobody tunes: the config of its dense relative's entry."""
+    if found is not None and found.entry.config and device.gpu and found.entry.is_accurate_for(options.min_cosine):
+        config = fitted_config(parse_config(found.entry.config), Target(device.gpu, problem))
+        if config is not None:
+            reason = f"the config that {found.gpu_name} has for {found.entry.problem}, {found.entry.lengths.name}"
+            return Explanation("kernel", reason, False, device.name, problem, None, config, notes)
+    return _choose_default(problem, options, device, notes, has_others=False)
 
 
 def _choose_pinned(
@@ -198,6 +214,8 @@ def _choose_default(
 ) -> Explanation:
     """What answers where nothing is tuned that does as asked: the default config, or one made from it that does."""
     untuned = f"nothing is tuned for {problem.name} at this length; to tune it: {device.tune_command(problem)}"
+    if problem != problem.tuned:
+        untuned = f"{problem.name} takes the default config: windows and ragged batches are not tuned"
     if has_others:
         untuned = f"{_spell(options.steps)} has no kernel among those tuned for {problem.name} at this length"
     refuse = partial(Explanation, "sdpa", is_fallback=True, gpu=device.name, problem=problem)

@@ -152,7 +152,9 @@ class Dispatcher:
         assert config is not None
         strides = read_strides(q, k, v, q, asked.layout)  # what they are does not matter to the size
         limit = self.env.workspace_limit
-        parts = plan_parts(problem, config, checked.shape, strides, checked.scale, asked.return_lse, limit)
+        parts = plan_parts(
+            problem, config, checked.shape, strides, checked.scale, asked.return_lse, limit, checked.window
+        )
         return workspace_bytes(parts)
 
     @property
