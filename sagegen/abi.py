@@ -137,10 +137,10 @@ def unpack_constants(constants: bytes, fields: tuple[Field, ...] = FIELDS) -> di
     """What `pack_constants` was given, and the padding; floats come back rounded to FP32.
 
     Args:
-        fields: the whole struct's, `fields_of` a kernel.
+        fields: `fields_of` a kernel; or those that all kernels have, with which it begins.
     """
     own = fields[len(POINTERS) :]
-    return dict(zip((field.name for field in own), _struct(own).unpack(constants), strict=True))
+    return dict(zip((field.name for field in own), _struct(own).unpack_from(constants), strict=True))
 
 
 def _struct(fields: tuple[Field, ...]) -> struct.Struct:
