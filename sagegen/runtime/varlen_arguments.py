@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ NO_KERNEL = "attention_varlen has no kernel yet"
 
 _PACKED = "give q of shape [total_q, heads_q, head_dim], k and v of [total_k, heads_kv, head_dim]"
 _STARTS = "give an int32 tensor [sequences + 1] on q's device that rises from 0 to the number of rows"
+_LONGEST = "give the length of the longest sequence, or more"
 
 
 class Sequences(NamedTuple):
@@ -90,34 +92,29 @@ def _check_longest(side: str, longest: object, count: int, total: int) -> None:
     if type(longest) is not int:
         raise TypeError(f"{name} must be an int, not {type(longest).__name__}")
     if longest < 0:
-        raise ArgumentError(f"{name}={longest} is negative", "give the length of the longest sequence, or more")
+        raise ArgumentError(f"{name}={longest} is negative", _LONGEST)
     if total > count * longest:
         raise ArgumentError(
             f"{name}={longest}: {total} rows of {side} do not fit {count} sequences of at most {longest} rows",
-            "give the length of the longest sequence, or more",
+            _LONGEST,
         )
 
 
 def check_starts_values(sequences: Sequences, total_q: int, total_k: int) -> None:
-    """Check what the host knows of tensors in its own memory alone: that the sequences are all of the rows.
+    """Check that the sequences are all of the rows, which the host knows of tensors in its own memory alone.
 
     Raises:
         ArgumentError: they aren't.
     """
     for side, total in (("q", total_q), ("k", total_k)):
-        name = f"cu_seqlens_{side}"
+        name, longest = f"cu_seqlens_{side}", getattr(sequences, f"max_seqlen_{side}")
         starts = getattr(sequences, name).tolist()
         if starts[0] != 0:
             raise ArgumentError(f"{name}: begins with {starts[0]}, not 0", _STARTS)
         if starts[-1] != total:
             raise ArgumentError(f"{name}: ends with {starts[-1]}, but {side} has {total} rows", _STARTS)
-        longest = getattr(sequences, f"max_seqlen_{side}")
-        for place in range(len(starts) - 1):
-            length = starts[place + 1] - starts[place]
-            if length < 0:
-                raise ArgumentError(f"{name}: falls from {starts[place]} to {starts[place + 1]}", _STARTS)
-            if length > longest:
-                raise ArgumentError(
-                    f"max_seqlen_{side}={longest}: sequence {place} of {name} has {length} rows",
-                    "give the length of the longest sequence, or more",
-                )
+        for first, last in pairwise(starts):
+            if last < first:
+                raise ArgumentError(f"{name}: falls from {first} to {last}", _STARTS)
+            if last - first > longest:
+                raise ArgumentError(f"max_seqlen_{side}={longest}: {name} has a sequence of {last - first}", _LONGEST)
