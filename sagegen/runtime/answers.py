@@ -133,7 +133,7 @@ class CopyOutAnswer:
         return self.inner.explanation
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-        return _into(out, self.inner.run(q, k, v, None))
+        return into(out, self.inner.run(q, k, v, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class SdpaAnswer:
             attn_mask=self.attn_mask,
             return_lse=options.return_lse,
         )
-        return _into(out, result)
+        return into(out, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +227,7 @@ class ReferenceAnswer:
             return_lse=options.return_lse,  # type: ignore[call-overload]  # the overloads know literals only
             compute=torch.float64 if q.dtype == torch.float64 else torch.float32,
         )
-        return _into(empty_output(q) if out is None else out, result)
+        return into(empty_output(q) if out is None else out, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,10 +247,10 @@ class ZerosAnswer:
             heads, tokens = (1, 2) if self.options.layout == "HND" else (2, 1)
             shape = (q.shape[0], q.shape[heads], q.shape[tokens])
             result = (zeros, torch.full(shape, -math.inf, dtype=torch.float32, device=q.device))
-        return _into(out, result)
+        return into(out, result)
 
 
-def _into(out: torch.Tensor | None, result: Result) -> Result:
+def into(out: torch.Tensor | None, result: Result) -> Result:
     """`result` with its output copied into `out`, when there is one."""
     if out is None:
         return result

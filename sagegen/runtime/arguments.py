@@ -80,11 +80,23 @@ def check_call(
         ArgumentError: an argument has a wrong value, shape, dtype or device; the message names it.
     """
     check_options(options)
-    _check_tensors(q, k, v)
+    check_tensors(q, k, v, 4, _CONTIGUOUS)
     shape = _read_shape(q, k, v, options.layout)
-    head_dim = q.shape[-1]
     if attn_mask is not None:
         _check_mask(attn_mask, q, shape)
+    return make_checked(q, k, v, shape, options, attn_mask)
+
+
+def make_checked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    shape: Shape,
+    options: Options,
+    attn_mask: torch.Tensor | None = None,
+) -> Checked:
+    """What a kernel would be asked by tensors that fit each other."""
+    head_dim = q.shape[-1]
     cast = cast_type(q, k, v)
     dtype = cast or q.dtype
     obstacle = _obstacle(dtype, head_dim, options, attn_mask)
@@ -178,20 +190,40 @@ def read_strides(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.T
     return TensorStrides(read(q), read(k), read(v), read(out))
 
 
-def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int, remedy: str) -> None:
+    """Check that q, k and v are tensors of `rank` dims, of types that belong together, on one device.
+
+    Args:
+        remedy: says what shape a tensor must have.
+
+    Raises:
+        TypeError, ArgumentError: they aren't.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
         if x.layout is not torch.strided or x.is_nested:
-            raise ArgumentError(f"{name}: only plain strided tensors are supported", _CONTIGUOUS)
-        if x.dim() != 4:
-            raise ArgumentError(f"{name}: has {x.dim()} dimensions, not 4", _CONTIGUOUS)
+            raise ArgumentError(f"{name}: only plain strided tensors are supported", remedy)
+        if x.dim() != rank:
+            raise ArgumentError(f"{name}: has {x.dim()} dimensions, not {rank}", remedy)
         if x.dtype not in _KERNEL_DTYPES and x.dtype not in _OTHER_DTYPES:
             raise ArgumentError(f"{name}: dtype {x.dtype} is not supported", "use float16 or bfloat16")
         if x.dtype != q.dtype and not (name == "v" and cast_type(q, k, v)):
             raise ArgumentError(f"{name}: dtype {x.dtype} is not q's {q.dtype}", f"cast it: {name}.to(q.dtype)")
         if x.device != q.device:
             raise ArgumentError(f"{name}: on {x.device}, but q is on {q.device}", f"move it: {name}.to(q.device)")
+
+
+def check_heads(heads_q: int, heads_kv: int, width: int, where: str, remedy: str) -> None:
+    """Check that heads have channels and that every KV head serves as many query heads.
+
+    Args:
+        where: which layout the counts were read in, after a space; empty where there is one only.
+    """
+    if width == 0:
+        raise ArgumentError("q: width 0, heads have no channels", "give q, k and v of one width from 1 on")
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise ArgumentError(f"q: {heads_q} heads are no multiple of k's {heads_kv}{where}", remedy)
 
 
 def _read_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Shape:
@@ -209,14 +241,8 @@ def _read_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) 
                 f"{name}: {what} {x.shape[axis]} does not match {of}'s {needs} (layout {layout})",
                 f"give {name} {of}'s {what}, or the other layout=",
             )
-    if q.shape[3] == 0:
-        raise ArgumentError("q: width 0, heads have no channels", "give q, k and v of one width from 1 on")
     heads_q, heads_kv = q.shape[heads], k.shape[heads]
-    if heads_q % heads_kv if heads_kv else heads_q:
-        raise ArgumentError(
-            f"q: {heads_q} heads are no multiple of k's {heads_kv} (layout {layout})",
-            "check the layout and the GQA ratio",
-        )
+    check_heads(heads_q, heads_kv, q.shape[3], f" (layout {layout})", "check the layout and the GQA ratio")
     return Shape(q.shape[0], heads_q, heads_kv, q.shape[tokens], k.shape[tokens])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,22 +20,12 @@ from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import describe_compiler, find_cubin
 from sagegen.runtime.machine import CudaRuntime, NoStreams
+from sagegen.runtime.memo import Memo
 from sagegen.runtime.options import Options, check_backend
 from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
 from sagegen.runtime.programs import Programs
 from sagegen.runtime.splitting import plan_parts, workspace_bytes
-
-#: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
-_MEMO_LIMIT = 4096
-
-
-class _PerThread(threading.local):
-    """Answers by kind of call, and why the last one. Per thread, since a prepared call owns its parameters."""
-
-    def __init__(self) -> None:
-        self.memo: dict[tuple[Any, ...], Answer] = {}
-        self.last: Explanation | None = None
 
 
 class Dispatcher:
@@ -50,7 +39,7 @@ class Dispatcher:
     def __init__(self, runtime: Runtime, read: Callable[[], Env] = read_env) -> None:
         self._runtime = runtime
         self._read = read
-        self._local = _PerThread()
+        self._local = Memo[Answer]()
         self._programs = Programs(runtime, self._on_registry_error)
         self._refused: set[str] = set()  # cubins of entries that others stand in for
 
@@ -110,15 +99,13 @@ class Dispatcher:
                 options,
             )
             # fmt: on
-            answer = local.memo.get(key) if attn_mask is None else None
+            answer = local.answers.get(key) if attn_mask is None else None
         except (AttributeError, TypeError):  # no tensors, or options that can't be hashed: the checks name them
             key, answer = None, None
         if answer is None:
             answer, lasts = self._prepare(q, k, v, attn_mask, out, options)
             if lasts and attn_mask is None and key is not None:
-                if len(local.memo) >= _MEMO_LIMIT:
-                    local.memo.clear()
-                local.memo[key] = answer
+                local.remember(key, answer)
         local.last = answer.explanation
         return answer
 
@@ -162,6 +149,10 @@ class Dispatcher:
         """Why this thread's last call was answered as it was."""
         return self._local.last
 
+    @last.setter
+    def last(self, explanation: Explanation) -> None:
+        self._local.last = explanation
+
     def answer_by_torch(self, reason: str, device: str, asked: str | None = None) -> None:
         """Record that the caller goes to torch itself, with tensors on a device of this kind.
 
@@ -180,7 +171,7 @@ class Dispatcher:
             is_fallback = device != "meta" and (backend in KERNEL_ANSWERS if backend else device == "cuda")
         if is_fallback:
             self._fall_back(reason, backend)
-        self._local.last = Explanation("sdpa", reason, is_fallback)
+        self.last = Explanation("sdpa", reason, is_fallback)
 
     def _fall_back(self, reason: str, backend: str | None) -> None:
         """Say that torch answers; UnsupportedError where `backend` or SAGEGEN_STRICT insists on a kernel."""
@@ -193,13 +184,14 @@ class Dispatcher:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, options: Options
     ) -> tuple[Checked, Explanation]:
         checked = check_call(q, k, v, options, attn_mask)
-        device = self._runtime.device(q.device)
-        with_grad, on_error = needs_grad(q, k, v, attn_mask), self._on_registry_error
-        explanation = choose(
-            checked, options, device, self.env,
-            needs_grad=with_grad, refused=self._refused, on_registry_error=on_error,
+        return checked, self.choose(checked, options, q.device, needs_grad(q, k, v, attn_mask))
+
+    def choose(self, checked: Checked, options: Options, device: torch.device, with_grad: bool) -> Explanation:
+        """What answers a checked call on this machine. Raises ConfigError as `choose.choose`."""
+        return choose(
+            checked, options, self._runtime.device(device), self.env,
+            needs_grad=with_grad, refused=self._refused, on_registry_error=self._on_registry_error,
         )  # fmt: skip
-        return checked, explanation
 
     def _prepare(
         self,
@@ -218,23 +210,43 @@ class Dispatcher:
             return CastAnswer(answer), lasts
         if out is not None:
             check_out(out, q)
-        lasts = True
-        while explanation.answer in KERNEL_ANSWERS:
-            program, lasts = self._programs.find(explanation, self._runtime.device(q.device), self.env)
-            if not isinstance(program, SagegenError):
-                ground = self._ground(program, explanation, values)
-                return prepare_kernel((q, k, v), out, checked, options, ground), True
-            call = (q, k, v, attn_mask, options)
-            explanation = (
-                self._pass_over(explanation, program, call) if lasts else _without_kernel(explanation, program)
-            )
-        if explanation.is_fallback:
-            self._fall_back(explanation.reason, options.backend or self.env.backend)
+        explanation, program, lasts = self.find_program(
+            explanation, options, q.device, lambda: self._choose(q, k, v, attn_mask, options)[1]
+        )
+        if program is not None:
+            ground = self._ground(program, explanation, values)
+            return prepare_kernel((q, k, v), out, checked, options, ground), True
         if explanation.answer == "zeros":
             return ZerosAnswer(explanation, options), lasts
         if explanation.answer == "reference":
             return ReferenceAnswer(explanation, options), lasts
         return SdpaAnswer(explanation, options, attn_mask), lasts
+
+    def find_program(
+        self, explanation: Explanation, options: Options, device: torch.device, again: Callable[[], Explanation]
+    ) -> tuple[Explanation, Loaded | None, bool]:
+        """The kernel that `explanation` names, loaded, or what answers instead; None where no kernel does.
+
+        Args:
+            again: chooses anew, when the cubin of an entry has been found to be no good.
+
+        Returns:
+            What answers in the end, its program, and whether that holds for the next such call too.
+
+        Raises:
+            UnsupportedError: torch would have to answer, and the caller or SAGEGEN_STRICT insists on a kernel.
+        """
+        lasts = True
+        while explanation.answer in KERNEL_ANSWERS:
+            program, lasts = self._programs.find(explanation, self._runtime.device(device), self.env)
+            if not isinstance(program, SagegenError):
+                return explanation, program, lasts
+            explanation = (
+                self._pass_over(explanation, program, again) if lasts else _without_kernel(explanation, program)
+            )
+        if explanation.is_fallback:
+            self._fall_back(explanation.reason, options.backend or self.env.backend)
+        return explanation, None, lasts
 
     def _ground(self, program: Loaded, explanation: Explanation, values: tuple[Any, ...]) -> Ground:
         for note in explanation.notes:
@@ -246,12 +258,14 @@ class Dispatcher:
 
         return Ground(program, explanation, streams, self.env.workspace_limit, again)
 
-    def _pass_over(self, explanation: Explanation, error: SagegenError, call: tuple[Any, ...]) -> Explanation:
+    def _pass_over(
+        self, explanation: Explanation, error: SagegenError, again: Callable[[], Explanation]
+    ) -> Explanation:
         """What answers instead of an entry whose kernel cannot be had: the next entry, else torch SDPA."""
         digest = explanation.found.entry.cubin_sha256 if explanation.found else None
         if digest is not None and digest not in self._refused:
             self._refused.add(digest)
-            later = self._choose(*call)[1]
+            later = again()
             # a pinned config is built where its entries' cubins are no good
             if later.answer in KERNEL_ANSWERS and (later.found is not None or self.env.pin is not None):
                 warn_once(f"{explanation.kernel} is passed over: {error}")
