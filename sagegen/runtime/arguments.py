@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides, TensorStrides
-from sagegen.problem import HEAD_DIMS, Dtype, Problem, Shape
+from sagegen.problem import HEAD_DIMS, Dtype, Precision, Problem, Shape
 from sagegen.runtime.options import Options, check_options, narrow
 
 #: Kernels load 16 bytes at a time: addresses and strides must be multiples of that.
@@ -36,6 +36,7 @@ class Checked:
             head dim is the next that kernels have.
         obstacle: why no kernel can answer, None when one may.
         is_masked: an attn_mask is given.
+        hides_keys: it hides whole keys and is all that does, so a kernel can do without them.
         window: keys that a query sees before and after its own, -1 for all; None where `problem` says it.
         cast: type that q and k are cast to, and that the output has; None where they have v's.
         copies: names of the tensors whose strides no kernel can read; they are made contiguous. None where all are
@@ -48,6 +49,7 @@ class Checked:
     problem: Problem | None
     obstacle: str | None
     is_masked: bool
+    hides_keys: bool
     window: tuple[int, int] | None
     cast: torch.dtype | None
     copies: tuple[str, ...]
@@ -94,21 +96,26 @@ def make_checked(
     shape: Shape,
     options: Options,
     attn_mask: torch.Tensor | None = None,
+    *,
+    is_packed: bool = False,
 ) -> Checked:
-    """What a kernel would be asked by tensors that fit each other."""
+    """What a kernel would be asked by tensors that fit each other; `is_packed`: they hold many sequences."""
     head_dim = q.shape[-1]
     cast = cast_type(q, k, v)
     dtype = cast or q.dtype
-    obstacle = _obstacle(dtype, head_dim, options, attn_mask)
+    is_causal, window = narrow(options.is_causal, options.window)
+    hides_keys = attn_mask is not None and not is_causal and window is None and _hides_keys(attn_mask)
+    obstacle = _obstacle(dtype, head_dim, options, is_masked=attn_mask is not None and not hides_keys)
     is_padded = head_dim not in HEAD_DIMS
     return Checked(
         shape=shape,
         head_dim=head_dim,
         scale=float(options.scale) if options.scale is not None else head_dim**-0.5,
-        problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[dtype], options),
+        problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[dtype], options, is_packed or hides_keys),
         obstacle=obstacle,
         is_masked=attn_mask is not None,
-        window=narrow(options.is_causal, options.window)[1],
+        hides_keys=hides_keys,
+        window=window,
         cast=cast,
         copies=() if is_padded else tuple(name for name, x in zip("qkv", (q, k, v), strict=True) if not is_readable(x)),
     )
@@ -119,10 +126,16 @@ def cast_type(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype 
     return v.dtype if q.dtype == k.dtype == torch.float32 and v.dtype in _KERNEL_DTYPES else None
 
 
-def _make_problem(head_dim: int, dtype: Dtype, options: Options) -> Problem:
+def _hides_keys(mask: torch.Tensor) -> bool:
+    """Whether all rows and heads of a batch item see the same keys."""
+    return mask.dtype == torch.bool and all(size == 1 for size in mask.shape[-3 if mask.dim() > 2 else -2 : -1])
+
+
+def _make_problem(head_dim: int, dtype: Dtype, options: Options, is_ragged: bool) -> Problem:
     width = next(width for width in HEAD_DIMS if width >= head_dim)
     is_causal, window = narrow(options.is_causal, options.window)
-    return Problem(width, dtype, is_causal, "int4" if options.precision == "int4" else "int8", window is not None)
+    precision: Precision = "int4" if options.precision == "int4" else "int8"
+    return Problem(width, dtype, is_causal, precision, window is not None, is_ragged)
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
@@ -266,10 +279,10 @@ def _check_mask(mask: torch.Tensor, q: torch.Tensor, shape: Shape) -> None:
         )
 
 
-def _obstacle(dtype: torch.dtype, head_dim: int, options: Options, attn_mask: torch.Tensor | None) -> str | None:
+def _obstacle(dtype: torch.dtype, head_dim: int, options: Options, *, is_masked: bool) -> str | None:
     """The first thing of a call that no kernel of this version does."""
     reasons = (
-        (attn_mask is not None, "attn_mask has no kernel yet"),
+        (is_masked, "attn_mask has no kernel but of bools that hide keys from all rows and heads, without causality"),
         (dtype not in _KERNEL_DTYPES, f"{dtype} has no kernel (float16 and bfloat16 have)"),
         (head_dim > HEAD_DIMS[-1], f"head_dim {head_dim} has no kernel, {HEAD_DIMS[-1]} is the widest"),
         (options.smooth_k is False, "smooth_k=False has no kernel: all subtract the mean of K"),

@@ -13,7 +13,7 @@ from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
 from sagegen.registry import Found, lookup
-from sagegen.rules import Target, default_config_with, fitted_config
+from sagegen.rules import Target, default_config_with
 from sagegen.runtime.arguments import Checked
 from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
@@ -21,6 +21,7 @@ from sagegen.runtime.options import STEPS, Options
 from sagegen.runtime.padding import is_padding_worth_it
 from sagegen.runtime.pinning import pinned_config
 from sagegen.runtime.precision import prefer
+from sagegen.runtime.relatives import relative_config
 from sagegen.space import Config, parse_config
 
 #: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
@@ -78,8 +79,9 @@ def choose(
     if env.pin is not None:
         return _choose_pinned(checked.problem, env.pin, find, options, device, refused, notes)
     answer = partial(
-        _choose_tuned, find=find, options=options, device=device, forced=forced, refused=refused, notes=notes
-    )
+        _choose_tuned, find=find, options=options, device=device, forced=forced, refused=refused, notes=notes,
+        is_masked=checked.is_masked,
+    )  # fmt: skip
     explanation = _choose_precision(checked.problem, answer, options)
     return explanation if forced else _weigh_padding(explanation, checked, device)
 
@@ -141,6 +143,7 @@ def _choose_tuned(
     forced: bool,
     refused: Collection[str],
     notes: tuple[str, ...],
+    is_masked: bool,
 ) -> Explanation:
     """What answers `problem`: of the entries that `find` looks up, one that takes the steps that are asked for."""
 
@@ -150,9 +153,8 @@ def _choose_tuned(
         return entry.config is None or not _contradicted(parse_config(entry.config), options)
 
     if problem != problem.tuned:
-        return _choose_relative(
-            problem, find(problem.tuned, min_cosine=options.min_cosine, admits=admits), options, device, notes
-        )
+        dense = find(problem.tuned, min_cosine=options.min_cosine, admits=admits)
+        return _choose_relative(problem, dense, options, device, notes, is_masked=is_masked and not forced)
     find = partial(find, problem, min_cosine=options.min_cosine)
     found = find(admits=admits)
     other = find() if found is None and options.steps else None
@@ -165,15 +167,21 @@ def _choose_tuned(
 
 
 def _choose_relative(
-    problem: Problem, found: Found | None, options: Options, device: Device, notes: tuple[str, ...]
+    problem: Problem, found: Found | None, options: Options, device: Device, notes: tuple[str, ...], *, is_masked: bool
 ) -> Explanation:
-    """What answers a windowed or ragged problem, which nobody tunes: the config of its dense relative's entry."""
-    if found is not None and found.entry.config and device.gpu and found.entry.is_accurate_for(options.min_cosine):
-        config = fitted_config(parse_config(found.entry.config), Target(device.gpu, problem))
-        if config is not None:
-            reason = f"the config that {found.gpu_name} has for {found.entry.problem}, {found.entry.lengths.name}"
-            return Explanation("kernel", reason, False, device.name, problem, None, config, notes)
-    return _choose_default(problem, options, device, notes, has_others=False)
+    """What answers a windowed or ragged problem, which nobody tunes, by what is tuned for its dense relative.
+
+    Args:
+        is_masked: the caller gave a mask, which torch takes too; packed sequences and windows cost it far more.
+    """
+    if is_masked and found is not None and found.entry.answer == "sdpa":
+        reason = "torch SDPA is faster at this length without a mask, so likely with one"
+        return Explanation("sdpa", reason, False, device.name, problem, found)
+    config = None if found is None else relative_config(found.entry, problem, device.gpu, options.min_cosine)
+    if config is None or found is None:
+        return _choose_default(problem, options, device, notes, has_others=False)
+    reason = f"the config that {found.gpu_name} has for {found.entry.problem}, {found.entry.lengths.name}"
+    return Explanation("kernel", reason, False, device.name, problem, None, config, notes)
 
 
 def _choose_pinned(

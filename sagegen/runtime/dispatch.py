@@ -12,13 +12,14 @@ from torch.autograd import forward_ad
 
 from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError, SagegenError, UnsupportedError
-from sagegen.plan import Loaded
+from sagegen.plan import Loaded, Ragged, make_plan
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
 from sagegen.runtime.arguments import Checked, check_call, check_out, needs_grad, read_strides
 from sagegen.runtime.choose import DISABLED, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import describe_compiler, find_cubin
+from sagegen.runtime.key_mask import KeyMaskAnswer, prepare_key_mask
 from sagegen.runtime.machine import CudaRuntime, NoStreams
 from sagegen.runtime.memo import Memo
 from sagegen.runtime.options import Options, check_backend
@@ -26,6 +27,9 @@ from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
 from sagegen.runtime.programs import Programs
 from sagegen.runtime.splitting import plan_parts, workspace_bytes
+
+#: Answers that a call's mask is added to.
+MASKED_ANSWERS = (SdpaAnswer, KeyMaskAnswer)
 
 
 class Dispatcher:
@@ -95,17 +99,21 @@ class Dispatcher:
                 q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
                 torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
                 forward_ad._current_level >= 0 and needs_grad(q, k, v),
-                None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.requires_grad),
+                None if out is None else _kind_of(out),
+                None if attn_mask is None else _kind_of(attn_mask),
                 options,
             )
             # fmt: on
-            answer = local.answers.get(key) if attn_mask is None else None
+            answer = local.answers.get(key)
         except (AttributeError, TypeError):  # no tensors, or options that can't be hashed: the checks name them
             key, answer = None, None
         if answer is None:
             answer, lasts = self._prepare(q, k, v, attn_mask, out, options)
-            if lasts and attn_mask is None and key is not None:
-                local.remember(key, answer)
+            if lasts and key is not None and (attn_mask is None or isinstance(answer, MASKED_ANSWERS)):
+                # what is remembered must not keep a caller's mask alive
+                local.remember(key, answer.with_mask(None) if isinstance(answer, MASKED_ANSWERS) else answer)
+        elif attn_mask is not None and isinstance(answer, MASKED_ANSWERS):
+            answer = answer.with_mask(attn_mask)
         local.last = answer.explanation
         return answer
 
@@ -139,6 +147,10 @@ class Dispatcher:
         assert config is not None
         strides = read_strides(q, k, v, q, asked.layout)  # what they are does not matter to the size
         limit = self.env.workspace_limit
+        if problem.is_ragged:
+            ragged = Ragged(checked.shape.q_len, checked.shape.kv_len, is_packed=False)
+            arguments = (problem, config, checked.shape, strides, checked.scale, asked.return_lse)
+            return make_plan(*arguments, ragged=ragged).workspace_bytes
         parts = plan_parts(
             problem, config, checked.shape, strides, checked.scale, asked.return_lse, limit, checked.window
         )
@@ -214,7 +226,9 @@ class Dispatcher:
             explanation, options, q.device, lambda: self._choose(q, k, v, attn_mask, options)[1]
         )
         if program is not None:
-            ground = self._ground(program, explanation, values)
+            ground = self.ground(program, explanation, values)
+            if checked.hides_keys:
+                return prepare_key_mask((q, k, v), out, checked, options, ground).with_mask(attn_mask), True
             return prepare_kernel((q, k, v), out, checked, options, ground), True
         if explanation.answer == "zeros":
             return ZerosAnswer(explanation, options), lasts
@@ -248,7 +262,8 @@ class Dispatcher:
             self._fall_back(explanation.reason, options.backend or self.env.backend)
         return explanation, None, lasts
 
-    def _ground(self, program: Loaded, explanation: Explanation, values: tuple[Any, ...]) -> Ground:
+    def ground(self, program: Loaded, explanation: Explanation, values: tuple[Any, ...]) -> Ground:
+        """What an answer by a loaded kernel needs beside the call; `values` are the fields of Options in order."""
         for note in explanation.notes:
             warn_once(note)
         streams = NoStreams() if explanation.answer == "emulator" else self._runtime
@@ -278,6 +293,10 @@ class Dispatcher:
         if self.env.strict:
             raise error
         warn_once(str(error))
+
+
+def _kind_of(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
 
 
 def _without_kernel(explanation: Explanation, error: SagegenError) -> Explanation:

@@ -47,7 +47,7 @@ class SplitCall:
     parts: tuple[tuple[Launcher, tuple[int, int, int, int, int]], ...]
 
     def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
-        """As `Launcher.launch`."""
+        """As `Launcher.launch`, of a plan that is not ragged."""
         for call, (q_at, k_at, v_at, out_at, lse_at) in self.parts:
             call.launch(q + q_at, k + k_at, v + v_at, out + out_at, lse and lse + lse_at, workspace, stream)
 

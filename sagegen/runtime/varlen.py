@@ -8,16 +8,23 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from sagegen.plan import Ragged
 from sagegen.runtime.addresses import transformed
 from sagegen.runtime.answers import Result
 from sagegen.runtime.arguments import check_out, needs_grad
 from sagegen.runtime.dispatch import Dispatcher, dispatcher
 from sagegen.runtime.memo import Memo
 from sagegen.runtime.options import Options
-from sagegen.runtime.varlen_answers import VarlenAnswer, VarlenCastAnswer, VarlenReferenceAnswer, VarlenTorchAnswer
+from sagegen.runtime.prepare import Inputs
+from sagegen.runtime.ragged import prepare_ragged
+from sagegen.runtime.varlen_answers import (
+    VarlenAnswer,
+    VarlenCastAnswer,
+    VarlenKernelAnswer,
+    VarlenReferenceAnswer,
+    VarlenTorchAnswer,
+)
 from sagegen.runtime.varlen_arguments import LAYOUT, Sequences, check_starts_values, check_varlen
-
-Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class VarlenDispatcher:
@@ -49,7 +56,7 @@ class VarlenDispatcher:
         kind = _kind(q, k, v, sequences, out, options)
         answer = self._memo.answers.get(kind) if kind is not None else None
         if answer is None:
-            answer, lasts = self._prepare((q, k, v), sequences, out, Options(LAYOUT, *options))
+            answer, lasts = self._prepare((q, k, v), sequences, out, (LAYOUT, *options))
             if lasts and kind is not None:
                 self._memo.remember(kind, answer)
         if q.device.type == "cpu":  # elsewhere reading them would wait for the device
@@ -58,19 +65,28 @@ class VarlenDispatcher:
         return answer.run(q, k, v, sequences, out)
 
     def _prepare(
-        self, inputs: Inputs, sequences: Sequences, out: torch.Tensor | None, options: Options
+        self, inputs: Inputs, sequences: Sequences, out: torch.Tensor | None, values: tuple[Any, ...]
     ) -> tuple[VarlenAnswer, bool]:
         """The answer, and whether it holds for the next such call too."""
         q, k, v = inputs
+        options = Options(*values)
         checked = check_varlen(q, k, v, sequences, options)
         if checked.cast is not None:
-            answer, lasts = self._prepare((q.to(checked.cast), k.to(checked.cast), v), sequences, out, options)
+            answer, lasts = self._prepare((q.to(checked.cast), k.to(checked.cast), v), sequences, out, values)
             return VarlenCastAnswer(answer), lasts
         if out is not None:
             check_out(out, q)
         choose = functools.partial(self._dispatcher.choose, checked, options, q.device, needs_grad(q, k, v))
         explanation, program, lasts = self._dispatcher.find_program(choose(), options, q.device, choose)
-        assert program is None  # check_varlen: there are no kernels for many sequences yet
+        if program is not None:
+            ground = self._dispatcher.ground(program, explanation, values)
+            one_row = (q[None], k[None], v[None])
+            ragged = Ragged(q.shape[0], k.shape[0], is_packed=True)
+            lse_shape = (q.shape[1], q.shape[0])
+            target = None if out is None else out[None]
+            return VarlenKernelAnswer(
+                prepare_ragged(one_row, target, checked, options, ground, ragged, lse_shape)
+            ), True
         if explanation.answer == "reference":
             return VarlenReferenceAnswer(explanation, options), lasts
         return VarlenTorchAnswer(explanation, options), lasts

@@ -14,6 +14,7 @@ import torch
 from sagegen.runtime.answers import ReferenceAnswer, Result, empty_output, into
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.options import Options
+from sagegen.runtime.ragged import RaggedAnswer
 from sagegen.runtime.varlen_arguments import Sequences
 from sagegen.runtime.varlen_fallback import attend_varlen
 
@@ -27,6 +28,24 @@ class VarlenAnswer(Protocol):
     def run(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: Sequences, out: torch.Tensor | None
     ) -> Result: ...
+
+
+@dataclass(frozen=True, slots=True)
+class VarlenKernelAnswer:
+    """A kernel of ours. Sequences without keys, or without queries, are its business as well."""
+
+    inner: RaggedAnswer
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.inner.explanation
+
+    def run(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: Sequences, out: torch.Tensor | None
+    ) -> Result:
+        starts_q, starts_k = sequences.cu_seqlens_q, sequences.cu_seqlens_k
+        table = torch.stack((starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:]), 1)
+        return self.inner.run(q, k, v, table, out)
 
 
 @dataclass(frozen=True, slots=True)

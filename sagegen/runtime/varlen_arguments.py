@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,7 +14,6 @@ from sagegen.runtime.options import Options, check_options
 
 #: Sequences of whole heads lie one behind another; an option that a caller cannot choose.
 LAYOUT = "NHD"
-NO_KERNEL = "attention_varlen has no kernel yet"
 
 _PACKED = "give q of shape [total_q, heads_q, head_dim], k and v of [total_k, heads_kv, head_dim]"
 _STARTS = "give an int32 tensor [sequences + 1] on q's device that rises from 0 to the number of rows"
@@ -49,8 +47,7 @@ def check_varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: S
     _check_starts(q.device, sequences)
     for side, total in (("q", q.shape[0]), ("k", k.shape[0])):
         _check_longest(side, getattr(sequences, f"max_seqlen_{side}"), len(sequences.cu_seqlens_q) - 1, total)
-    checked = make_checked(q, k, v, read_varlen_shape(q, k, sequences), options)
-    return replace(checked, obstacle=checked.obstacle or NO_KERNEL, problem=None)
+    return make_checked(q, k, v, read_varlen_shape(q, k, sequences), options, is_packed=True)
 
 
 def read_varlen_shape(q: torch.Tensor, k: torch.Tensor, sequences: Sequences) -> Shape:
