@@ -337,7 +337,7 @@ def test_a_kernel_that_is_asked_for_and_cannot_answer_is_refused(use, backend):
 
 def test_strict_refuses_torchs_answer_and_not_zeros(use):
     use(OnH200(), strict=True)
-    with pytest.raises(UnsupportedError, match="no kernel can answer: torch.float32 has no kernel"):
+    with pytest.raises(UnsupportedError, match=r"no kernel can answer: torch\.float32"):
         sagegen.attention_varlen(*draw((5, 3), (7, 4), dtype=torch.float32))
     assert (sagegen.attention_varlen(*draw((5, 3), (0, 0))) == 0).all()
     assert sagegen.last_dispatch().answer == "zeros"
