@@ -30,14 +30,28 @@ if TYPE_CHECKING:
     )
     from sagegen.runtime.explanation import Explanation
     from sagegen.runtime.merging import merge_lse
-    from sagegen.runtime.op import attention, explain, last_dispatch, warmup, workspace_bytes
+    from sagegen.runtime.op import (
+        attention,
+        attention_varlen,
+        explain,
+        last_dispatch,
+        warmup,
+        workspace_bytes,
+    )
     from sagegen.runtime.patching import patched
     from sagegen.runtime.sdpa import sdpa
 
     __version__: str
 
 _MODULES = {
-    "sagegen.runtime.op": ("attention", "explain", "last_dispatch", "warmup", "workspace_bytes"),
+    "sagegen.runtime.op": (
+        "attention",
+        "attention_varlen",
+        "explain",
+        "last_dispatch",
+        "warmup",
+        "workspace_bytes",
+    ),
     "sagegen.runtime.explanation": ("Explanation",),
     "sagegen.runtime.merging": ("merge_lse",),
     "sagegen.runtime.patching": ("patched",),
@@ -63,6 +77,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "attention",
+    "attention_varlen",
     "sdpa",
     "explain",
     "last_dispatch",

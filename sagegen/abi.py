@@ -7,9 +7,11 @@ records; members that only a new feature needs are appended for its configs alon
 
 from __future__ import annotations
 
+import itertools
 import struct
 from dataclasses import dataclass
 
+from sagegen.problem import Problem
 from sagegen.space import Config
 
 LAUNCH_ABI = 1
@@ -80,44 +82,65 @@ BALANCE_FIELDS = (
     Field("range_spans", "int32_t", "spans of a range"),
 )
 
-_CODES = {"int64_t": "q", "int32_t": "i", "float": "f"}
+#: Of kernels with a sliding window, after those.
+WINDOW_FIELDS = (
+    Field("window_left", "int32_t", "keys that a query sees before its own; NO_LIMIT where that side is open"),
+    Field("window_right", "int32_t", "keys that it sees after its own"),
+)
+#: Of kernels whose batch items have lengths of their own, after those. The pointer changes with every call.
+RAGGED_FIELDS = (
+    Field("sequences", "const int32_t*", "by batch item: first query, one past its last, first key, one past its last"),
+    Field("q_tokens", "int32_t", "queries that those numbers may reach"),
+    Field("kv_tokens", "int32_t", "keys likewise"),
+    Field("q_item_tokens", "int32_t", "queries of a batch item that has memory of its own; 0 where all lie in one row"),
+    Field("kv_item_tokens", "int32_t", "keys likewise"),
+)
+
+_CODES = {"int64_t": "q", "int32_t": "i", "float": "f", "const int32_t*": "Q"}
 
 #: The six pointers change with every call; the rest is fixed by shape and strides and packed once.
 POINTER_STRUCT = struct.Struct(f"<{len(POINTERS)}Q")
-CONSTANT_STRUCT = struct.Struct("<" + "".join(_CODES[f.c_type] for f in FIELDS[len(POINTERS) :]))
+_CONSTANTS = FIELDS[len(POINTERS) :]
+CONSTANT_STRUCT = struct.Struct("<" + "".join(_CODES[f.c_type] for f in _CONSTANTS))
 PARAMS_BYTES = POINTER_STRUCT.size + CONSTANT_STRUCT.size
 
-#: What some configs append, in order; one that has a group has those before it.
-_APPENDED = (SMOOTH_Q_FIELDS, BALANCE_FIELDS)
+#: What some kernels append, in order.
+_APPENDED = (SMOOTH_Q_FIELDS, BALANCE_FIELDS, WINDOW_FIELDS, RAGGED_FIELDS)
+_UNSET = ("padding", "sequences")
+#: Where the struct of a ragged problem has its last pointer, counted from its end.
+SEQUENCES_FROM_END = struct.calcsize("<" + "".join(_CODES[field.c_type] for field in RAGGED_FIELDS))
+#: An open side of a window.
+NO_LIMIT = 2**30
 
 
-def fields_of(config: Config) -> tuple[Field, ...]:
-    """The members of the struct that the kernels of `config` take."""
-    return POINTERS + _constants((config.smooths_q, config.balances).count(True))
+def fields_of(config: Config, problem: Problem) -> tuple[Field, ...]:
+    """The members of the struct that the kernels of `config` for `problem` take."""
+    has = (config.smooths_q, config.balances, problem.is_windowed, problem.is_ragged)
+    return sum(itertools.compress(_APPENDED, has), FIELDS)
 
 
 def pack_constants(values: dict[str, int | float]) -> bytes:
     """The part of the struct after the pointers.
 
-    `values` names every field of it but the padding; all or none of what only some configs have.
+    `values` names every field of it but the padding and what is set per call; all or none of what only some kernels
+    have.
     """
-    complete = {"padding": 0, **values}
-    fields = _constants(sum(not complete.keys().isdisjoint(f.name for f in group) for group in _APPENDED))
-    if wrong := complete.keys() ^ {f.name for f in fields}:
+    has = (not values.keys().isdisjoint(field.name for field in group) for group in _APPENDED)
+    fields = sum(itertools.compress(_APPENDED, has), _CONSTANTS)
+    complete = {**{field.name: 0 for field in fields if field.name in _UNSET}, **values}
+    if wrong := complete.keys() ^ {field.name for field in fields}:
         raise KeyError(f"launch parameters missing or unknown: {sorted(wrong)}")
-    return _struct(fields).pack(*(complete[f.name] for f in fields))
+    return _struct(fields).pack(*(complete[field.name] for field in fields))
 
 
-def unpack_constants(constants: bytes) -> dict[str, int | float]:
-    """What `pack_constants` was given, and the padding; floats come back rounded to FP32."""
-    every = (_constants(groups) for groups in range(len(_APPENDED) + 1))
-    fields = next(fields for fields in every if _struct(fields).size == len(constants))
-    return dict(zip((f.name for f in fields), _struct(fields).unpack(constants), strict=True))
+def unpack_constants(constants: bytes, fields: tuple[Field, ...] = FIELDS) -> dict[str, int | float]:
+    """What `pack_constants` was given, and the padding; floats come back rounded to FP32.
 
-
-def _constants(groups: int) -> tuple[Field, ...]:
-    """The members after the pointers, with the first so many groups of what is appended."""
-    return sum(_APPENDED[:groups], FIELDS[len(POINTERS) :])
+    Args:
+        fields: `fields_of` a kernel; or those that all kernels have, with which it begins.
+    """
+    own = fields[len(POINTERS) :]
+    return dict(zip((field.name for field in own), _struct(own).unpack_from(constants), strict=True))
 
 
 def _struct(fields: tuple[Field, ...]) -> struct.Struct:

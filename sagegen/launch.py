@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from sagegen.abi import POINTER_STRUCT
+from sagegen.abi import POINTER_STRUCT, SEQUENCES_FROM_END
 from sagegen.errors import DriverError
 from sagegen.layout import make_layout
 from sagegen.plan import ROLES, Launch, Plan, Role
 from sagegen.problem import Problem
 from sagegen.space import Config
 
+_SEQUENCES = struct.Struct("<Q")
 _DRIVER_REMEDY = "check the machine with: sagegen doctor"
 
 
@@ -109,13 +111,20 @@ class PreparedCall:
         plain = (function, grid, 1, 1, launch.threads, 1, 1, launch.smem_bytes)
         return _Call(function, plain, {} if launch.starts_early else None)
 
-    def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
+    def launch(
+        self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int, sequences: int = 0
+    ) -> None:
         """Launch all kernels in order on `stream`. Arguments are device addresses; `lse` 0 when it is not wanted.
+
+        Args:
+            sequences: of a ragged plan's lengths.
 
         Raises:
             DriverError: a launch was refused. Faults inside a kernel surface at the next synchronization, as ever.
         """
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
+        if sequences:
+            _SEQUENCES.pack_into(self._buffer, len(self._buffer) - SEQUENCES_FROM_END, sequences)
         for role, call in self._calls.items():
             self._launch(role, call, stream)
 

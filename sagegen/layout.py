@@ -6,6 +6,7 @@ their numbers from here, so no constant is written twice.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sagegen.problem import Problem
@@ -157,3 +158,16 @@ def _staged_q_bytes(config: Config, problem: Problem) -> int:
 def quantized_rows(config: Config, q_len: int) -> int:
     """Query rows per head that the quantizer writes and the attention kernel may read: whole tiles of both."""
     return round_up(round_up(q_len, config.block_q), config.quantize_rows)
+
+
+def row_unit(config: Config) -> int:
+    """Query rows that whole tiles of the quantizer and of the attention kernel both fill."""
+    return math.lcm(config.block_q, config.quantize_rows)
+
+
+def slots_of(tokens: int, sequences: int, block: int) -> int:
+    """Tiles of `block` tokens for sequences of any lengths that together have `tokens`.
+
+    Sequence b's begin at tile (tokens before it) // block + b: those before it have ended there.
+    """
+    return tokens // block + sequences

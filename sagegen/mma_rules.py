@@ -11,10 +11,12 @@ from sagegen.problem import Problem
 from sagegen.rule import Rule, Target, Version, limit_rule
 from sagegen.smoothing_rules import (
     BALANCE,
+    RAGGED,
     SEARCHED,
     SEARCHED_BALANCE,
     SMOOTH_Q,
     balance_margin,
+    ragged_margin,
     searched_balance_margin,
     searched_margin,
     smooth_q_margin,
@@ -157,6 +159,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("spans", "a scale span lies inside its tile; `block` scales have no span", _spans,
          reads=("block_q", "block_k", "granularity", "q_span", "k_span")),
     Rule("smooth_q", SMOOTH_Q, smooth_q_margin, reads=("block_q", "mean_span", "delta")),
+    Rule("ragged", RAGGED, ragged_margin, reads=("mean_span",)),
     Rule("balance", BALANCE, balance_margin, reads=("mean_span", "balance")),
     limit_rule("smem", "shared memory of one block fits the GPU's opt-in limit", _smem, "bytes", reads=_TILES),
     limit_rule("residency", "min_blocks blocks fit one SM's shared memory", _residency, "bytes",

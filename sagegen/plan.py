@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from sagegen.abi import pack_constants
+from sagegen.abi import NO_LIMIT, pack_constants
 from sagegen.errors import ArgumentError
 from sagegen.layout import (
     DELTA_KEYS,
@@ -18,6 +18,8 @@ from sagegen.layout import (
     make_layout,
     quantized_rows,
     round_up,
+    row_unit,
+    slots_of,
     spans_of_range,
     tokens_of_split,
 )
@@ -31,6 +33,8 @@ ROLES: tuple[Role, ...] = ("stats", "quantize", "attention")
 _MAX_GRID = 2**31 - 1
 #: Kernels index tokens with 32 bits and may count one tile past the end.
 _MAX_TOKENS = 2**30
+#: And add a window's sides to them.
+_MAX_WINDOWED_TOKENS = 2**29
 #: Of the counter behind V's scales with which persistent blocks share their works.
 _COUNTER_BYTES = 16
 
@@ -52,6 +56,21 @@ class TensorStrides:
     k: Strides
     v: Strides
     out: Strides
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Batch items whose lengths only device memory has: int32 [batch, 4], each first and one past the last of its
+    queries, and of its keys.
+
+    Attributes:
+        q_tokens, kv_tokens: that q and k have: of all items together, or of each of them.
+        is_packed: all items lie in one row of tokens; else each has memory of its own.
+    """
+
+    q_tokens: int
+    kv_tokens: int
+    is_packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +108,14 @@ class Plan:
 class Launcher(Protocol):
     """A plan on a loaded program: `launch.PreparedCall` on a GPU, `emulator.program.EmulatedCall` on the CPU."""
 
-    def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
-        """Launch all kernels in order; arguments are addresses, `lse` 0 when it is not wanted, and a stream."""
+    def launch(
+        self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int, sequences: int = 0
+    ) -> None:
+        """Launch all kernels in order; arguments are addresses, `lse` 0 when it is not wanted, and a stream.
+
+        Args:
+            sequences: of a ragged plan's lengths.
+        """
 
     def launch_role(self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Launch one kernel, on a workspace that those before it have filled."""
@@ -117,123 +142,195 @@ def make_plan(
     want_lse: bool,
     *,
     whole: Shape | None = None,
+    window: tuple[int, int] | None = None,
+    ragged: Ragged | None = None,
 ) -> Plan:
     """The plan of one call, or of a part of one.
 
     Args:
-        shape: all counts >= 1.
+        shape: all counts >= 1. Lengths of a ragged call are the longest that its sequences may have.
         strides: of q, k, v and out, in elements.
         softmax_scale: multiplies q . k.
         want_lse: whether the log-sum-exp is written.
         whole: of the call that this is a part of: statistics are added up in the order in which all of it would add
             them, so the results are the same bits.
+        window: keys that a query sees before and after its own, -1 for all: of a windowed problem.
+        ragged: of a ragged problem.
 
     Raises:
-        ArgumentError: a length exceeds 2^30 tokens, or the call needs more thread blocks than a grid can have.
+        ArgumentError: a length exceeds 2^30 tokens, 2^29 with a window, or the call needs more thread blocks than a
+            grid can have.
     """
-    if max(shape.q_len, shape.kv_len) > _MAX_TOKENS:
-        raise ArgumentError(f"q, k: {max(shape.q_len, shape.kv_len)} tokens are more than 2^30", "split the sequence")
+    assert problem.is_windowed == (window is not None)
+    assert problem.is_ragged == (ragged is not None)
+    _check_lengths(shape, ragged, _MAX_TOKENS if window is None else _MAX_WINDOWED_TOKENS)
     layout = make_layout(config, problem)
-    kv_heads = shape.batch * shape.heads_kv
-    q_heads = shape.batch * shape.heads_q
-    group = shape.heads_q // shape.heads_kv
-    q_tiles = ceil_div(shape.q_len, config.block_q)
-    q_rows = quantized_rows(config, shape.q_len) if config.q_quantizer == "kernel" else 0
-    k_tiles = ceil_div(shape.kv_len, config.block_k)
-    all_heads = kv_heads if whole is None else whole.batch * whole.heads_kv
-    split_tokens = tokens_of_split(all_heads * config.measured_tensors, shape.kv_len)
-    splits = ceil_div(shape.kv_len, split_tokens)
-    means = q_tiles * layout.means_per_tile  # of a query head
-    sizes = _region_sizes(problem, config, layout, q_heads, kv_heads, q_rows, k_tiles, splits, want_lse)
+    counts = _count(config, shape, layout, whole or shape, ragged)
+    sizes = _region_sizes(problem, config, layout, counts, want_lse)
     if config.smooths_q:
-        sizes |= _smooth_q_sizes(problem, layout, q_heads, kv_heads, q_tiles, k_tiles)
-        sizes["delta_scales_offset"] *= 1 + config.folds_delta  # and the largest of each span
-    ranges: dict[str, int] = {}
+        sizes |= _smooth_q_sizes(problem, config, layout, counts)
     if config.balances:
-        range_spans = spans_of_range(means, group)
-        ranges = {"ranges": ceil_div(means, range_spans), "range_spans": range_spans}
-        sizes |= _balance_sizes(problem, kv_heads * splits, q_heads * ranges["ranges"])
+        sizes |= _balance_sizes(problem, counts)
     offsets, workspace = _place_regions(sizes)
+    values: dict[str, int | float] = {
+        **offsets,
+        **_stride_values(strides),
+        "heads_q": shape.heads_q,
+        "heads_kv": shape.heads_kv,
+        "q_len": shape.q_len,
+        "kv_len": shape.kv_len,
+        "q_tiles": counts.q_tiles,
+        "k_tiles": counts.k_tiles,
+        "kv_heads_total": counts.kv_heads,
+        "q_heads_total": counts.q_heads,
+        "splits": counts.splits,
+        "split_tokens": counts.split_tokens,
+        "softmax_scale": softmax_scale,
+    }
+    if config.balances:
+        values |= {"ranges": counts.ranges, "range_spans": counts.range_spans}
+    if window is not None:
+        left, right = (NO_LIMIT if side < 0 else min(side, NO_LIMIT) for side in window)
+        values |= {"window_left": left, "window_right": right}
+    if ragged is not None:
+        values |= {"q_tokens": ragged.q_tokens, "kv_tokens": ragged.kv_tokens}
+        values["q_item_tokens"] = 0 if ragged.is_packed else ragged.q_tokens
+        values["kv_item_tokens"] = 0 if ragged.is_packed else ragged.kv_tokens
+    return Plan(_launches(config, layout, counts), workspace, pack_constants(values))
 
-    quantize_blocks = q_heads * (q_rows // config.quantize_rows) + kv_heads * k_tiles * (2 if config.quantizes_v else 1)
-    quantize_blocks += kv_heads * ceil_div(means * group, DELTA_MEANS) * ceil_div(k_tiles * config.block_k, DELTA_KEYS)
-    statistics_blocks = kv_heads * splits * config.measured_tensors + q_heads * ranges.get("ranges", means)
+
+def _check_lengths(shape: Shape, ragged: Ragged | None, most: int) -> None:
+    tokens = max(shape.q_len, shape.kv_len)
+    if ragged is not None:
+        items = 1 if ragged.is_packed else shape.batch
+        tokens = max(tokens, items * ragged.q_tokens, items * ragged.kv_tokens)
+    if tokens > most:
+        raise ArgumentError(f"q, k: {tokens} tokens are more than {most}", "split the sequence")
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many of what a call has.
+
+    Attributes:
+        q_heads, kv_heads: of all batch items.
+        group: query heads that share a KV head.
+        q_tiles, k_tiles: of a head; of a ragged call of a head of all sequences together, at most.
+        all_q_tiles, all_k_tiles: of all heads.
+        q_rows: query rows of all heads that the quantizer writes.
+        splits, split_tokens: token ranges of the statistics of a KV head.
+        means: spans of a query head's rows, where Q is smoothed.
+        ranges, range_spans: of those, where Q is balanced.
+    """
+
+    q_heads: int
+    kv_heads: int
+    group: int
+    q_tiles: int
+    k_tiles: int
+    all_q_tiles: int
+    all_k_tiles: int
+    q_rows: int
+    splits: int
+    split_tokens: int
+    means: int
+    ranges: int
+    range_spans: int
+
+
+def _count(config: Config, shape: Shape, layout: Layout, whole: Shape, ragged: Ragged | None) -> _Counts:
+    q_heads, kv_heads = shape.batch * shape.heads_q, shape.batch * shape.heads_kv
+    group = shape.heads_q // shape.heads_kv
+    if ragged is None:
+        q_tiles, k_tiles = ceil_div(shape.q_len, config.block_q), ceil_div(shape.kv_len, config.block_k)
+        all_q_tiles, all_k_tiles = q_heads * q_tiles, kv_heads * k_tiles
+        q_rows = q_heads * quantized_rows(config, shape.q_len)
+    else:
+        items = 1 if ragged.is_packed else shape.batch
+        q_tiles = slots_of(items * ragged.q_tokens, shape.batch, config.block_q)
+        k_tiles = slots_of(items * ragged.kv_tokens, shape.batch, config.block_k)
+        all_q_tiles, all_k_tiles = shape.heads_q * q_tiles, shape.heads_kv * k_tiles
+        unit = row_unit(config)
+        q_rows = shape.heads_q * slots_of(items * ragged.q_tokens, shape.batch, unit) * unit
+    split_tokens = tokens_of_split(whole.batch * whole.heads_kv * config.measured_tensors, shape.kv_len)
+    means = q_tiles * layout.means_per_tile
+    range_spans = spans_of_range(means, group) if config.balances else 0
+    return _Counts(
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        group=group,
+        q_tiles=q_tiles,
+        k_tiles=k_tiles,
+        all_q_tiles=all_q_tiles,
+        all_k_tiles=all_k_tiles,
+        q_rows=q_rows if config.q_quantizer == "kernel" else 0,
+        splits=ceil_div(shape.kv_len, split_tokens),
+        split_tokens=split_tokens,
+        means=means,
+        ranges=ceil_div(means, range_spans) if config.balances else 0,
+        range_spans=range_spans,
+    )
+
+
+def _launches(config: Config, layout: Layout, counts: _Counts) -> tuple[Launch, ...]:
+    """Raises ArgumentError: a grid is too large."""
+    delta_blocks = ceil_div(counts.means * counts.group, DELTA_MEANS)
+    delta_blocks *= ceil_div(counts.k_tiles * config.block_k, DELTA_KEYS)
+    key_blocks = counts.all_k_tiles * (2 if config.quantizes_v else 1)
+    quantize_blocks = counts.q_rows // config.quantize_rows + key_blocks + counts.kv_heads * delta_blocks
+    q_blocks = counts.q_heads * (counts.ranges if config.balances else counts.means)
+    statistics_blocks = counts.kv_heads * counts.splits * config.measured_tensors + q_blocks
     early = config.launch == "early"
     launches = (
         # never early: what the caller's kernels wrote must be there, and what they read must be done with
         Launch("stats", statistics_blocks, QUANTIZE_THREADS, 0),
         Launch("quantize", quantize_blocks, QUANTIZE_THREADS, 0, starts_early=early),
-        Launch("attention", q_heads * q_tiles, config.threads, layout.smem_bytes, config.is_persistent, early),
+        Launch("attention", counts.all_q_tiles, config.threads, layout.smem_bytes, config.is_persistent, early),
     )
     for launch in launches:
         if launch.grid > _MAX_GRID:
             raise ArgumentError(
                 f"q, k: the call needs {launch.grid} thread blocks, more than a grid holds", "split it along the batch"
             )
-    constants = pack_constants(
-        {
-            **offsets,
-            **ranges,
-            **_stride_values(strides),
-            "heads_q": shape.heads_q,
-            "heads_kv": shape.heads_kv,
-            "q_len": shape.q_len,
-            "kv_len": shape.kv_len,
-            "q_tiles": q_tiles,
-            "k_tiles": k_tiles,
-            "kv_heads_total": kv_heads,
-            "q_heads_total": q_heads,
-            "splits": splits,
-            "split_tokens": split_tokens,
-            "softmax_scale": softmax_scale,
-        }
-    )
-    return Plan(launches, workspace, constants)
+    return launches
 
 
-def _region_sizes(
-    problem: Problem,
-    config: Config,
-    layout: Layout,
-    q_heads: int,
-    kv_heads: int,
-    q_rows: int,
-    k_tiles: int,
-    splits: int,
-    want_lse: bool,
-) -> dict[str, int]:
+def _region_sizes(problem: Problem, config: Config, layout: Layout, counts: _Counts, want_lse: bool) -> dict[str, int]:
     """Bytes of every workspace region that all kernels have, in order."""
-    rows = q_heads * q_rows
-    channels = kv_heads * problem.head_dim
+    rows = counts.q_rows
+    channels = counts.kv_heads * problem.head_dim
     counter = _COUNTER_BYTES if config.is_persistent else 0
+    splits = channels * counts.splits * 4
     return {
         "q_tiles_offset": rows * layout.qk_row_bytes,
         "q_scales_offset": rows * 4,
         "lse_bias_offset": rows * 4 if want_lse else 0,
-        "k_records_offset": kv_heads * k_tiles * layout.k_record_bytes,
-        "v_records_offset": kv_heads * k_tiles * layout.v_record_bytes,
-        "k_sums_offset": channels * splits * 4 * config.statistics,
-        "v_peaks_offset": channels * splits * 4 * config.v_statistics if config.quantizes_v else 0,
+        "k_records_offset": counts.all_k_tiles * layout.k_record_bytes,
+        "v_records_offset": counts.all_k_tiles * layout.v_record_bytes,
+        "k_sums_offset": splits * config.statistics,
+        "v_peaks_offset": splits * config.v_statistics if config.quantizes_v else 0,
         "v_scales_offset": channels * 4 * config.head_rows + counter if config.quantizes_v else 0,
     }
 
 
-def _smooth_q_sizes(
-    problem: Problem, layout: Layout, q_heads: int, kv_heads: int, q_tiles: int, k_tiles: int
-) -> dict[str, int]:
+def _smooth_q_sizes(problem: Problem, config: Config, layout: Layout, counts: _Counts) -> dict[str, int]:
     """Bytes of the regions that smoothing Q adds."""
-    means = q_tiles * layout.means_per_tile
-    rows = kv_heads * round_up(q_heads // kv_heads * means, MEAN_TILE)
+    rows = counts.kv_heads * round_up(counts.group * counts.means, MEAN_TILE)
+    scales = 1 + config.folds_delta  # and the largest of each span
     return {
         "q_means_offset": rows * problem.head_dim * 2,
-        "deltas_offset": q_heads * q_tiles * k_tiles * layout.delta_bytes,
-        "delta_scales_offset": q_heads * means * 4,
+        "deltas_offset": counts.all_q_tiles * counts.k_tiles * layout.delta_bytes,
+        "delta_scales_offset": counts.q_heads * counts.means * 4 * scales,
     }
 
 
-def _balance_sizes(problem: Problem, k_rows: int, q_rows: int) -> dict[str, int]:
+def _balance_sizes(problem: Problem, counts: _Counts) -> dict[str, int]:
     """Bytes of the regions that balance adds: rows of sums of squares of every channel."""
-    return {"k_squares_offset": k_rows * problem.head_dim * 4, "q_squares_offset": q_rows * problem.head_dim * 4}
+    row = problem.head_dim * 4
+    return {
+        "k_squares_offset": counts.kv_heads * counts.splits * row,
+        "q_squares_offset": counts.q_heads * counts.ranges * row,
+    }
 
 
 def _place_regions(sizes: dict[str, int]) -> tuple[dict[str, int], int]:

@@ -6,19 +6,20 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from sagegen.errors import UnknownNameError
 
 Dtype = Literal["fp16", "bf16"]
 Precision = Literal["int8", "int4"]
+Mask = Literal["full", "causal", "window"]
 
 HEAD_DIMS = (64, 128)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
-_NAME = re.compile(r"d(\d+)_(fp16|bf16)_(causal|full)_(int8|int4)")
+_NAME = re.compile(r"d(\d+)_(fp16|bf16)_(causal|full|window)_(int8|int4)(_ragged)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,17 @@ class Problem:
         dtype: type of q, k, v and the output.
         is_causal: query i sees key j when j <= i + kv_len - q_len (bottom-right alignment).
         precision: of Q and K. `int8` is SageAttention2-8b; `int4`, with values from -7 to 7, SageAttention2-4b.
+        is_windowed: query i sees keys from i + kv_len - q_len - left to i + kv_len - q_len + right, which the call
+            gives; instead of is_causal.
+        is_ragged: batch items are sequences of their own lengths, which a table in device memory gives.
     """
 
     head_dim: int
     dtype: Dtype
     is_causal: bool
     precision: Precision = "int8"
+    is_windowed: bool = False
+    is_ragged: bool = False
 
     def __post_init__(self) -> None:
         for field, value, allowed in (
@@ -47,11 +53,24 @@ class Problem:
                 raise UnknownNameError(
                     f"problem {field}={value!r} has no kernel", f"use one of {', '.join(map(str, allowed))}"
                 )
+        if self.is_causal and self.is_windowed:
+            raise UnknownNameError("problem is_causal=True and is_windowed=True", "give a window whose right side is 0")
+
+    @property
+    def mask(self) -> Mask:
+        """What a query sees."""
+        return "window" if self.is_windowed else "causal" if self.is_causal else "full"
 
     @property
     def name(self) -> str:
         """Identity in file names and kernel names, e.g. `d128_bf16_causal_int8`."""
-        return f"d{self.head_dim}_{self.dtype}_{'causal' if self.is_causal else 'full'}_{self.precision}"
+        ragged = "_ragged" if self.is_ragged else ""
+        return f"d{self.head_dim}_{self.dtype}_{self.mask}_{self.precision}{ragged}"
+
+    @property
+    def tuned(self) -> Problem:
+        """The problem that is tuned for this one: windows and ragged batches take the configs of dense ones."""
+        return replace(self, is_windowed=False, is_ragged=False)
 
 
 def parse_problem(name: str) -> Problem:
@@ -59,8 +78,9 @@ def parse_problem(name: str) -> Problem:
     match = _NAME.fullmatch(name)
     if match is None:
         raise UnknownNameError(f"problem {name!r} does not exist", "write it like d128_bf16_causal_int8")
-    head_dim, dtype, mask, precision = match.groups()
-    return Problem(int(head_dim), dtype, mask == "causal", precision)  # type: ignore[arg-type]
+    head_dim, dtype, mask, precision, ragged = match.groups()
+    is_ragged = ragged is not None
+    return Problem(int(head_dim), dtype, mask == "causal", precision, mask == "window", is_ragged)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,15 @@ _Layout = Literal["HND", "NHD"]
 @overload
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = ..., scale: float | None = ...,
-    layout: _Layout = ..., return_lse: Literal[False] = ..., compute: torch.dtype = ...,
+    window: tuple[int, int] | None = ..., layout: _Layout = ...,
+    return_lse: Literal[False] = ..., compute: torch.dtype = ...,
     out_dtype: torch.dtype | None = ..., rows: torch.Tensor | None = ...,
 ) -> torch.Tensor: ...
 @overload
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_causal: bool = ..., scale: float | None = ...,
-    layout: _Layout = ..., return_lse: Literal[True], compute: torch.dtype = ...,
+    window: tuple[int, int] | None = ..., layout: _Layout = ...,
+    return_lse: Literal[True], compute: torch.dtype = ...,
     out_dtype: torch.dtype | None = ..., rows: torch.Tensor | None = ...,
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 # fmt: on
@@ -54,6 +56,7 @@ def attention(
     *,
     is_causal: bool = False,
     scale: float | None = None,
+    window: tuple[int, int] | None = None,
     layout: _Layout = "HND",
     return_lse: bool = False,
     compute: torch.dtype = torch.float64,
@@ -70,6 +73,7 @@ def attention(
         k, v: the same with heads_kv and kv_len; heads_kv divides heads_q.
         is_causal: query i sees key j when j <= i + kv_len - q_len.
         scale: of the scores; None is 1/sqrt(head_dim).
+        window: (left, right) keys that query i sees on each side of key i + kv_len - q_len; -1 leaves a side open.
         compute: type of all arithmetic, float64 or float32.
         out_dtype: type of the output; None is q's.
         rows: 1-D int64 indices of the query rows to compute; None is all, in order.
@@ -89,14 +93,14 @@ def attention(
     scale = head_dim**-0.5 if scale is None else scale
     if rows is None:
         rows = torch.arange(q_len, device=q.device)
-    # the last key that a row sees
-    last_key = rows + (kv_len - q_len) if is_causal else torch.full_like(rows, kv_len - 1)
+    first_key, last_key = _visible(rows, q_len, kv_len, is_causal, window)
     group = heads_q // heads_kv
     grouped = q.index_select(2, rows).to(compute).reshape(batch, heads_kv, group, len(rows), head_dim)
 
+    sees_key = last_key >= first_key
     bad_query = ~grouped.isfinite().all(-1)
-    first_bad_key = _first_bad(k.isfinite().all(-1, keepdim=True))
-    first_bad_value = _first_bad(v.isfinite())
+    sees_bad_key = _meets(~k.isfinite().all(-1, keepdim=True), first_key, last_key).squeeze(-1)
+    sees_bad_value = _meets(~v.isfinite(), first_key, last_key)
     grouped, k, v = (torch.where(x.isfinite(), x, 0).to(compute) for x in (grouped, k, v))
 
     out = grouped.new_zeros(*grouped.shape[:-1], v.shape[-1])
@@ -104,12 +108,12 @@ def attention(
     step = max(1, _CHUNK_BYTES // max(1, batch * heads_q * kv_len * compute.itemsize))
     for start in range(0, len(rows) if kv_len else 0, step):
         part = slice(start, start + step)
-        out[:, :, :, part], lse[:, :, :, part] = _rows(grouped[:, :, :, part], k, v, last_key[part], scale)
+        out[:, :, :, part], lse[:, :, :, part] = _rows(
+            grouped[:, :, :, part], k, v, first_key[part], last_key[part], scale
+        )
 
-    sees_key = last_key >= 0
-    spoiled = (bad_query | (last_key >= first_bad_key.squeeze(-1))) & sees_key
+    spoiled = bad_query & sees_key | sees_bad_key
     lse.masked_fill_(spoiled, math.nan)
-    sees_bad_value = (last_key[:, None] >= first_bad_value) & sees_key[:, None]
     out.masked_fill_(spoiled.unsqueeze(-1) | sees_bad_value, math.nan)
     out = out.flatten(1, 2).to(out_dtype or q.dtype)
     out = out.transpose(1, 2) if layout == "NHD" else out
@@ -134,28 +138,46 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> No
         )
 
 
-def _first_bad(is_finite: torch.Tensor) -> torch.Tensor:
-    """Index of the first token that is not finite, by channel; the length when there is none.
+def _visible(
+    rows: torch.Tensor, q_len: int, kv_len: int, is_causal: bool, window: tuple[int, int] | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """First and last key that each of `rows` sees, int64; the first is beyond the last where it sees none."""
+    left, right = window or (-1, -1)
+    right = 0 if is_causal else right
+    own = rows + (kv_len - q_len)
+    first = (own - left).clamp_min(0) if left >= 0 else torch.zeros_like(rows)
+    last = (own + right).clamp_max(kv_len - 1) if right >= 0 else torch.full_like(rows, kv_len - 1)
+    return first, last
+
+
+def _meets(is_bad: torch.Tensor, first_key: torch.Tensor, last_key: torch.Tensor) -> torch.Tensor:
+    """Whether one of the keys from first to last is bad, by row and channel.
 
     Args:
-        is_finite: bool [batch, heads, tokens, channels].
+        is_bad: bool [batch, heads, tokens, channels].
+        first_key, last_key: int64 [rows].
 
     Returns:
-        int64 [batch, heads, 1, 1, channels].
+        bool [batch, heads, 1, rows, channels].
     """
-    batch, heads, length, channels = is_finite.shape
-    tokens = torch.arange(length, device=is_finite.device)[:, None]
-    bad = torch.where(is_finite, length, tokens)
-    first = bad.amin(2) if length else bad.new_zeros(batch, heads, channels)
-    return first[:, :, None, None]
+    before = torch.nn.functional.pad(is_bad.int().cumsum(2, dtype=torch.int32), (0, 0, 1, 0))  # bad keys before each
+    end = (last_key + 1).clamp_min(0)
+    bad = before.index_select(2, end) - before.index_select(2, torch.minimum(first_key, end))
+    return bad.unsqueeze(2) > 0
 
 
 def _rows(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, last_key: torch.Tensor, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    first_key: torch.Tensor,
+    last_key: torch.Tensor,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and lse of grouped rows, q [batch, heads_kv, group, rows, dim]; the heads of a group share k and v."""
     scores = (q.flatten(2, 3) @ k.transpose(-1, -2) * scale).view(*q.shape[:-1], -1)
-    hidden = torch.arange(k.shape[2], device=k.device) > last_key[:, None]
+    keys = torch.arange(k.shape[2], device=k.device)
+    hidden = (keys < first_key[:, None]) | (keys > last_key[:, None])
     scores.masked_fill_(hidden, -math.inf)
     peak = scores.amax(-1, keepdim=True)
     weights = scores.sub_(peak.masked_fill(peak == -math.inf, 0)).exp_()

@@ -23,6 +23,7 @@ from sagegen.layout import (
     WGMMA_ALIGN,
     make_layout,
     round_up,
+    row_unit,
 )
 from sagegen.plan import ROLES
 from sagegen.problem import Problem
@@ -111,7 +112,7 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "quantizes_v": config.quantizes_v,
         "pv_doc": _UNPROMOTED_DOC if config.quantizes_v and not config.accum_depth else _PV_DOC[config.pv],
         "p_log2_scale": math.log2(config.p_max),
-        "fields": fields_of(config),
+        "fields": fields_of(config, problem),
         "k_groups": K_GROUPS,
         "quantize_threads": QUANTIZE_THREADS,
         "v_stage_offset": round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
@@ -121,6 +122,7 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "delta_means": DELTA_MEANS,
         "delta_keys": DELTA_KEYS,
         "mean_tile": MEAN_TILE,
+        "row_unit": row_unit(config),
     }
     layer = DeviceLayer(_device_layer(problem, config), _wgmma_products(problem, config))
     text = render_template(f"attention_{config.family}.cu.j2", named.name, layer, target, values)

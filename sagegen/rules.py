@@ -25,6 +25,7 @@ __all__ = [
     "check_config",
     "default_config",
     "default_config_with",
+    "fitted_config",
     "is_searched",
     "searched_configs",
     "valid_configs",
@@ -140,6 +141,12 @@ def default_config(target: Target) -> Config:
     """The config that is measured first and used where nothing was tuned: of the family made for the GPU."""
     own = default_wgmma_config(target.problem.precision)
     return default_mma_config(target) if broken_rules(own, target) else own
+
+
+def fitted_config(config: Config, target: Target) -> Config | None:
+    """`config`, changed only in what makes no difference to results where a rule asks for it; None if that won't do."""
+    fitted = replace(config, q_quantizer="kernel") if isinstance(config, WgmmaConfig) else config
+    return next((choice for choice in (config, fitted) if not broken_rules(choice, target)), None)
 
 
 def default_config_with(target: Target, steps: Mapping[str, bool]) -> Config | None:

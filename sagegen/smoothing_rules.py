@@ -7,6 +7,7 @@ from sagegen.space import Config
 
 SMOOTH_Q = "whole spans of means in a query tile; delta S has a type where Q is smoothed"
 BALANCE = "Q is balanced against K where it is smoothed"
+RAGGED = "means of Q and delta S are laid out by one length for all batch items"
 SEARCHED = "INT8 reaches its floors with K smoothed alone; INT4 needs Q smoothed too, by its tile's means, and rotation"
 SEARCHED_BALANCE = (
     "one large query takes the balance of all others of its KV head (docs/numerics.md): only when asked for"
@@ -17,6 +18,10 @@ def smooth_q_margin(config: Config, _: Target) -> float:
     if not config.smooths_q:
         return 0 if config.delta == "f32" else 1  # no delta S: one spelling only
     return config.block_q % config.mean_span
+
+
+def ragged_margin(config: Config, target: Target) -> float:
+    return int(target.problem.is_ragged and config.smooths_q)
 
 
 def balance_margin(config: Config, _: Target) -> float:

@@ -11,10 +11,12 @@ from sagegen.problem import Precision, Problem
 from sagegen.rule import Rule, Target, limit_rule
 from sagegen.smoothing_rules import (
     BALANCE,
+    RAGGED,
     SEARCHED,
     SEARCHED_BALANCE,
     SMOOTH_Q,
     balance_margin,
+    ragged_margin,
     searched_balance_margin,
     searched_margin,
     smooth_q_margin,
@@ -101,6 +103,11 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
          reads=("consumers", "schedule", "accumulation", "rescale", "row_sum")),
     Rule("packed", "a packed P is never a float, so the tensor core sums it", _packed, reads=("row_sum", "exponent")),
     Rule("smooth_q", SMOOTH_Q, smooth_q_margin, reads=("consumers", "mean_span", "delta")),
+    Rule("ragged", RAGGED, ragged_margin, reads=("mean_span",)),
+    Rule("ragged_queries", "the prologue fetches query tiles of one length for all batch items",
+         lambda c, t: int(t.problem.is_ragged and c.q_quantizer == "prologue"), reads=("q_quantizer",)),
+    Rule("window", "a head keeps its first key with a NaN or Inf alone, which a window may hide before others",
+         lambda _, t: int(t.problem.is_windowed), reads=_ANY),
     Rule("balance", BALANCE, balance_margin, reads=("mean_span", "balance")),
     Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
          "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores,

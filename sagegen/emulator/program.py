@@ -6,12 +6,13 @@ A launch runs to its end before it returns, and an error in a kernel is raised b
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sagegen.abi import POINTER_STRUCT, POINTERS, unpack_constants
+from sagegen.abi import POINTER_STRUCT, POINTERS, SEQUENCES_FROM_END, fields_of, unpack_constants
 from sagegen.emulator.compiler import LIBRARIES, build_library, find_compiler, open_libraries
 from sagegen.emulator.library import BankCount, Buffer, KernelRun, Library, Session, Site
 from sagegen.emulator.places import KernelText
@@ -144,13 +145,15 @@ class EmulatedCall:
     program: EmulatedProgram
     plan: Plan
 
-    def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
-        """Run all kernels in order; `lse` 0 when it is not wanted.
+    def launch(
+        self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int, sequences: int = 0
+    ) -> None:
+        """Run all kernels in order; `lse` 0 when it is not wanted, `sequences` where a ragged plan's lengths are.
 
         Raises:
             EmulatorError: a kernel did what no kernel may do.
         """
-        self._run(self.plan.launches, (q, k, v, out, lse, workspace))
+        self._run(self.plan.launches, (q, k, v, out, lse, workspace), sequences=sequences)
 
     def launch_and_inspect(self, inspect: Callable[[Session], None], *addresses: int) -> None:
         """As `launch`, then give the session to `inspect`; addresses are those of POINTERS, in order."""
@@ -170,36 +173,47 @@ class EmulatedCall:
         launches: Sequence[Launch],
         addresses: tuple[int, ...],
         inspect: Callable[[Session], None] | None = None,
+        sequences: int = 0,
     ) -> None:
-        buffers = call_buffers(self.program.problem, self.plan, addresses)
-        self.program.run(launches, buffers, POINTER_STRUCT.pack(*addresses) + self.plan.constants, inspect)
+        problem, config = self.program.problem, self.program.config
+        buffers = call_buffers(problem, config, self.plan, addresses, sequences)
+        params = bytearray(POINTER_STRUCT.pack(*addresses) + self.plan.constants)
+        if sequences:
+            struct.pack_into("<Q", params, len(params) - SEQUENCES_FROM_END, sequences)
+        self.program.run(launches, buffers, bytes(params), inspect)
 
 
-def call_buffers(problem: Problem, plan: Plan, addresses: tuple[int, ...]) -> list[Buffer]:
+def call_buffers(
+    problem: Problem, config: Config, plan: Plan, addresses: tuple[int, ...], sequences: int = 0
+) -> list[Buffer]:
     """The memory of a call, as its parameters describe it.
 
     Args:
         addresses: of POINTERS, in order; those that are 0 are left out.
+        sequences: address of a ragged plan's lengths.
     """
-    constants = unpack_constants(plan.constants)
+    constants = unpack_constants(plan.constants, fields_of(config, problem))
     values = {name: int(value) for name, value in constants.items()}
     batch = values["q_heads_total"] // values["heads_q"]
+    q_tokens, kv_tokens = values.get("q_tokens", values["q_len"]), values.get("kv_tokens", values["kv_len"])
+    items = 1 if problem.is_ragged and not values["q_item_tokens"] else batch
     at = dict(zip((pointer.name for pointer in POINTERS), addresses, strict=True))
 
     def tensor(name: str, heads: int, tokens: int, is_writable: bool = False) -> Buffer:
         strides = (*(values[f"{name}_{axis}_stride"] for axis in ("batch", "head", "token")), 1)
-        return Buffer(name, at[name], 2, (batch, heads, tokens, problem.head_dim), strides, is_writable)
+        return Buffer(name, at[name], 2, (items, heads, tokens, problem.head_dim), strides, is_writable)
 
     def flat(name: str, item_bytes: int, size: int) -> Buffer:
         return Buffer(name, at[name], item_bytes, (size,), (1,), is_writable=True)
 
     buffers = [
-        tensor("q", values["heads_q"], values["q_len"]),
-        tensor("k", values["heads_kv"], values["kv_len"]),
-        tensor("v", values["heads_kv"], values["kv_len"]),
-        tensor("out", values["heads_q"], values["q_len"], is_writable=True),
-        flat("lse", 4, values["q_heads_total"] * values["q_len"]),
+        tensor("q", values["heads_q"], q_tokens),
+        tensor("k", values["heads_kv"], kv_tokens),
+        tensor("v", values["heads_kv"], kv_tokens),
+        tensor("out", values["heads_q"], q_tokens, is_writable=True),
+        flat("lse", 4, items * values["heads_q"] * q_tokens),
         flat("workspace", 1, plan.workspace_bytes),
+        Buffer("sequences", sequences, 4, (4 * batch,), (1,), is_writable=False),
     ]
     return [buffer for buffer in buffers if buffer.address]
 

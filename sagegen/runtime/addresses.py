@@ -17,13 +17,14 @@ def addresses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, i
     try:
         found = q.data_ptr(), k.data_ptr(), v.data_ptr()
     except RuntimeError as error:
-        raise _transformed() from error
+        raise transformed() from error
     if 0 in found:
-        raise _transformed()
+        raise transformed()
     return found
 
 
-def _transformed() -> UnsupportedError:
+def transformed() -> UnsupportedError:
+    """The error of tensors that are inside a transform of torch.func where a kernel would need them outside."""
     return UnsupportedError(
         "q, k, v: no kernel takes part in torch.func's transforms (vmap, jvp, functionalize)",
         "call it outside of them, with the batch as a dim of its own, or with backend='sdpa'",

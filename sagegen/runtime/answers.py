@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -70,20 +70,28 @@ class KernelAnswer:
     """Runs a kernel, on a GPU or in the emulator. Not for concurrent use: `prepared` owns a parameter buffer.
 
     Attributes:
-        lse_shape: [batch, heads_q, q_len], or None when no lse is wanted.
+        lse_shape: of the lse, or None when none is wanted.
         again: dispatches anew, for inputs whose addresses no kernel can read.
     """
 
     explanation: Explanation
     prepared: Launcher | SplitCall
     workspace_bytes: int
-    lse_shape: tuple[int, int, int] | None
+    lse_shape: tuple[int, ...] | None
     device: torch.device
     index: int
     streams: Streams
     again: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], Result]
 
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+    def run(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor | None,
+        table: torch.Tensor | None = None,
+    ) -> Result:
+        """Launch; `table` has the lengths of a ragged problem's batch items."""
         q_at, k_at, v_at = addresses(q, k, v)
         if (q_at | k_at | v_at) & UNALIGNED:
             return self.again(aligned("q", q), aligned("k", k), aligned("v", v), out)
@@ -94,7 +102,8 @@ class KernelAnswer:
             lse = torch.empty(self.lse_shape, dtype=torch.float32, device=self.device)
             lse_at = lse.data_ptr()
         index, streams = self.index, self.streams
-        arguments = (q_at, k_at, v_at, target.data_ptr(), lse_at, workspace.data_ptr(), streams.raw_stream(index))
+        at = (q_at, k_at, v_at, target.data_ptr(), lse_at, workspace.data_ptr(), streams.raw_stream(index))
+        arguments = at if table is None else (*at, table.data_ptr())
         if streams.current_device() == index:
             self.prepared.launch(*arguments)
         else:
@@ -133,7 +142,7 @@ class CopyOutAnswer:
         return self.inner.explanation
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-        return _into(out, self.inner.run(q, k, v, None))
+        return into(out, self.inner.run(q, k, v, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +200,9 @@ class SdpaAnswer:
     options: Options
     attn_mask: torch.Tensor | None
 
+    def with_mask(self, attn_mask: torch.Tensor | None) -> SdpaAnswer:
+        return replace(self, attn_mask=attn_mask)
+
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
         options = self.options
         result = attend(
@@ -204,7 +216,7 @@ class SdpaAnswer:
             attn_mask=self.attn_mask,
             return_lse=options.return_lse,
         )
-        return _into(out, result)
+        return into(out, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +233,13 @@ class ReferenceAnswer:
             k,
             v,
             is_causal=options.is_causal,
+            window=options.window,
             scale=None if options.scale is None else float(options.scale),
             layout="HND" if options.layout == "HND" else "NHD",
             return_lse=options.return_lse,  # type: ignore[call-overload]  # the overloads know literals only
             compute=torch.float64 if q.dtype == torch.float64 else torch.float32,
         )
-        return _into(empty_output(q) if out is None else out, result)
+        return into(empty_output(q) if out is None else out, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,10 +259,10 @@ class ZerosAnswer:
             heads, tokens = (1, 2) if self.options.layout == "HND" else (2, 1)
             shape = (q.shape[0], q.shape[heads], q.shape[tokens])
             result = (zeros, torch.full(shape, -math.inf, dtype=torch.float32, device=q.device))
-        return _into(out, result)
+        return into(out, result)
 
 
-def _into(out: torch.Tensor | None, result: Result) -> Result:
+def into(out: torch.Tensor | None, result: Result) -> Result:
     """`result` with its output copied into `out`, when there is one."""
     if out is None:
         return result

@@ -12,8 +12,8 @@ from torch.autograd import forward_ad
 
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides, TensorStrides
-from sagegen.problem import HEAD_DIMS, Dtype, Problem, Shape
-from sagegen.runtime.options import Options, check_options
+from sagegen.problem import HEAD_DIMS, Dtype, Precision, Problem, Shape
+from sagegen.runtime.options import Options, check_options, narrow
 
 #: Kernels load 16 bytes at a time: addresses and strides must be multiples of that.
 ALIGNMENT = 16
@@ -35,7 +35,9 @@ class Checked:
         problem: what a kernel would be asked, in INT8 unless INT4 is asked for; None when `obstacle` says why not. Its
             head dim is the next that kernels have.
         obstacle: why no kernel can answer, None when one may.
-        is_masked: an attn_mask or a window is given.
+        is_masked: an attn_mask is given.
+        hides_keys: it hides whole keys and is all that does, so a kernel can do without them.
+        window: keys that a query sees before and after its own, -1 for all; None where `problem` says it.
         cast: type that q and k are cast to, and that the output has; None where they have v's.
         copies: names of the tensors whose strides no kernel can read; they are made contiguous. None where all are
             padded, which copies them anyway.
@@ -47,6 +49,8 @@ class Checked:
     problem: Problem | None
     obstacle: str | None
     is_masked: bool
+    hides_keys: bool
+    window: tuple[int, int] | None
     cast: torch.dtype | None
     copies: tuple[str, ...]
 
@@ -78,22 +82,40 @@ def check_call(
         ArgumentError: an argument has a wrong value, shape, dtype or device; the message names it.
     """
     check_options(options)
-    _check_tensors(q, k, v)
+    check_tensors(q, k, v, 4, _CONTIGUOUS)
     shape = _read_shape(q, k, v, options.layout)
-    head_dim = q.shape[-1]
     if attn_mask is not None:
         _check_mask(attn_mask, q, shape)
+    return make_checked(q, k, v, shape, options, attn_mask)
+
+
+def make_checked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    shape: Shape,
+    options: Options,
+    attn_mask: torch.Tensor | None = None,
+    *,
+    is_packed: bool = False,
+) -> Checked:
+    """What a kernel would be asked by tensors that fit each other; `is_packed`: they hold many sequences."""
+    head_dim = q.shape[-1]
     cast = cast_type(q, k, v)
     dtype = cast or q.dtype
-    obstacle = _obstacle(dtype, head_dim, options, attn_mask)
+    is_causal, window = narrow(options.is_causal, options.window)
+    hides_keys = attn_mask is not None and not is_causal and window is None and _hides_keys(attn_mask)
+    obstacle = _obstacle(dtype, head_dim, options, is_masked=attn_mask is not None and not hides_keys)
     is_padded = head_dim not in HEAD_DIMS
     return Checked(
         shape=shape,
         head_dim=head_dim,
         scale=float(options.scale) if options.scale is not None else head_dim**-0.5,
-        problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[dtype], options),
+        problem=None if obstacle else _make_problem(head_dim, _KERNEL_DTYPES[dtype], options, is_packed or hides_keys),
         obstacle=obstacle,
-        is_masked=attn_mask is not None or options.window is not None,
+        is_masked=attn_mask is not None,
+        hides_keys=hides_keys,
+        window=window,
         cast=cast,
         copies=() if is_padded else tuple(name for name, x in zip("qkv", (q, k, v), strict=True) if not is_readable(x)),
     )
@@ -104,9 +126,16 @@ def cast_type(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype 
     return v.dtype if q.dtype == k.dtype == torch.float32 and v.dtype in _KERNEL_DTYPES else None
 
 
-def _make_problem(head_dim: int, dtype: Dtype, options: Options) -> Problem:
+def _hides_keys(mask: torch.Tensor) -> bool:
+    """Whether all rows and heads of a batch item see the same keys."""
+    return mask.dtype == torch.bool and all(size == 1 for size in mask.shape[-3 if mask.dim() > 2 else -2 : -1])
+
+
+def _make_problem(head_dim: int, dtype: Dtype, options: Options, is_ragged: bool) -> Problem:
     width = next(width for width in HEAD_DIMS if width >= head_dim)
-    return Problem(width, dtype, options.is_causal, "int4" if options.precision == "int4" else "int8")
+    is_causal, window = narrow(options.is_causal, options.window)
+    precision: Precision = "int4" if options.precision == "int4" else "int8"
+    return Problem(width, dtype, is_causal, precision, window is not None, is_ragged)
 
 
 def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
@@ -174,20 +203,40 @@ def read_strides(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.T
     return TensorStrides(read(q), read(k), read(v), read(out))
 
 
-def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int, remedy: str) -> None:
+    """Check that q, k and v are tensors of `rank` dims, of types that belong together, on one device.
+
+    Args:
+        remedy: says what shape a tensor must have.
+
+    Raises:
+        TypeError, ArgumentError: they aren't.
+    """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
         if x.layout is not torch.strided or x.is_nested:
-            raise ArgumentError(f"{name}: only plain strided tensors are supported", _CONTIGUOUS)
-        if x.dim() != 4:
-            raise ArgumentError(f"{name}: has {x.dim()} dimensions, not 4", _CONTIGUOUS)
+            raise ArgumentError(f"{name}: only plain strided tensors are supported", remedy)
+        if x.dim() != rank:
+            raise ArgumentError(f"{name}: has {x.dim()} dimensions, not {rank}", remedy)
         if x.dtype not in _KERNEL_DTYPES and x.dtype not in _OTHER_DTYPES:
             raise ArgumentError(f"{name}: dtype {x.dtype} is not supported", "use float16 or bfloat16")
         if x.dtype != q.dtype and not (name == "v" and cast_type(q, k, v)):
             raise ArgumentError(f"{name}: dtype {x.dtype} is not q's {q.dtype}", f"cast it: {name}.to(q.dtype)")
         if x.device != q.device:
             raise ArgumentError(f"{name}: on {x.device}, but q is on {q.device}", f"move it: {name}.to(q.device)")
+
+
+def check_heads(heads_q: int, heads_kv: int, width: int, where: str, remedy: str) -> None:
+    """Check that heads have channels and that every KV head serves as many query heads.
+
+    Args:
+        where: which layout the counts were read in, after a space; empty where there is one only.
+    """
+    if width == 0:
+        raise ArgumentError("q: width 0, heads have no channels", "give q, k and v of one width from 1 on")
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise ArgumentError(f"q: {heads_q} heads are no multiple of k's {heads_kv}{where}", remedy)
 
 
 def _read_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> Shape:
@@ -205,14 +254,8 @@ def _read_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) 
                 f"{name}: {what} {x.shape[axis]} does not match {of}'s {needs} (layout {layout})",
                 f"give {name} {of}'s {what}, or the other layout=",
             )
-    if q.shape[3] == 0:
-        raise ArgumentError("q: width 0, heads have no channels", "give q, k and v of one width from 1 on")
     heads_q, heads_kv = q.shape[heads], k.shape[heads]
-    if heads_q % heads_kv if heads_kv else heads_q:
-        raise ArgumentError(
-            f"q: {heads_q} heads are no multiple of k's {heads_kv} (layout {layout})",
-            "check the layout and the GQA ratio",
-        )
+    check_heads(heads_q, heads_kv, q.shape[3], f" (layout {layout})", "check the layout and the GQA ratio")
     return Shape(q.shape[0], heads_q, heads_kv, q.shape[tokens], k.shape[tokens])
 
 
@@ -236,11 +279,10 @@ def _check_mask(mask: torch.Tensor, q: torch.Tensor, shape: Shape) -> None:
         )
 
 
-def _obstacle(dtype: torch.dtype, head_dim: int, options: Options, attn_mask: torch.Tensor | None) -> str | None:
+def _obstacle(dtype: torch.dtype, head_dim: int, options: Options, *, is_masked: bool) -> str | None:
     """The first thing of a call that no kernel of this version does."""
     reasons = (
-        (attn_mask is not None, "attn_mask has no kernel yet"),
-        (options.window is not None, "window has no kernel yet"),
+        (is_masked, "attn_mask has no kernel but of bools that hide keys from all rows and heads, without causality"),
         (dtype not in _KERNEL_DTYPES, f"{dtype} has no kernel (float16 and bfloat16 have)"),
         (head_dim > HEAD_DIMS[-1], f"head_dim {head_dim} has no kernel, {HEAD_DIMS[-1]} is the widest"),
         (options.smooth_k is False, "smooth_k=False has no kernel: all subtract the mean of K"),

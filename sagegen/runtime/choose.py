@@ -21,6 +21,7 @@ from sagegen.runtime.options import STEPS, Options
 from sagegen.runtime.padding import is_padding_worth_it
 from sagegen.runtime.pinning import pinned_config
 from sagegen.runtime.precision import prefer
+from sagegen.runtime.relatives import relative_config
 from sagegen.space import Config, parse_config
 
 #: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
@@ -78,8 +79,9 @@ def choose(
     if env.pin is not None:
         return _choose_pinned(checked.problem, env.pin, find, options, device, refused, notes)
     answer = partial(
-        _choose_tuned, find=find, options=options, device=device, forced=forced, refused=refused, notes=notes
-    )
+        _choose_tuned, find=find, options=options, device=device, forced=forced, refused=refused, notes=notes,
+        is_masked=checked.is_masked,
+    )  # fmt: skip
     explanation = _choose_precision(checked.problem, answer, options)
     return explanation if forced else _weigh_padding(explanation, checked, device)
 
@@ -102,11 +104,11 @@ def _weigh_padding(explanation: Explanation, checked: Checked, device: Device) -
 
 
 def _choose_reference(checked: Checked, reason: str, needs_grad: bool) -> Explanation:
-    """The reference does every head dim and dtype; masks, windows and gradients are left to torch."""
+    """The reference does every head dim and dtype; masks and gradients are left to torch."""
     if needs_grad:
         return Explanation("sdpa", f"{reason}, and {NO_GRADIENT}", is_fallback=True)
     if checked.is_masked:
-        return Explanation("sdpa", f"{reason}, and a mask or window is torch's to apply")
+        return Explanation("sdpa", f"{reason}, and a mask is torch's to apply")
     return Explanation("reference", reason, problem=checked.problem)
 
 
@@ -141,6 +143,7 @@ def _choose_tuned(
     forced: bool,
     refused: Collection[str],
     notes: tuple[str, ...],
+    is_masked: bool,
 ) -> Explanation:
     """What answers `problem`: of the entries that `find` looks up, one that takes the steps that are asked for."""
 
@@ -149,6 +152,9 @@ def _choose_tuned(
             return False
         return entry.config is None or not _contradicted(parse_config(entry.config), options)
 
+    if problem != problem.tuned:
+        dense = find(problem.tuned, min_cosine=options.min_cosine, admits=admits)
+        return _choose_relative(problem, dense, options, device, notes, is_masked=is_masked and not forced)
     find = partial(find, problem, min_cosine=options.min_cosine)
     found = find(admits=admits)
     other = find() if found is None and options.steps else None
@@ -158,6 +164,24 @@ def _choose_tuned(
     if found is None:
         return _choose_default(problem, options, device, notes, has_others=other is not None)
     return _choose_kernel(problem, found, options, device, forced, notes)
+
+
+def _choose_relative(
+    problem: Problem, found: Found | None, options: Options, device: Device, notes: tuple[str, ...], *, is_masked: bool
+) -> Explanation:
+    """What answers a windowed or ragged problem, which nobody tunes, by what is tuned for its dense relative.
+
+    Args:
+        is_masked: the caller gave a mask, which torch takes too; packed sequences and windows cost it far more.
+    """
+    if is_masked and found is not None and found.entry.answer == "sdpa":
+        reason = "torch SDPA is faster at this length without a mask, so likely with one"
+        return Explanation("sdpa", reason, False, device.name, problem, found)
+    config = None if found is None else relative_config(found.entry, problem, device.gpu, options.min_cosine)
+    if config is None or found is None:
+        return _choose_default(problem, options, device, notes, has_others=False)
+    reason = f"the config that {found.gpu_name} has for {found.entry.problem}, {found.entry.lengths.name}"
+    return Explanation("kernel", reason, False, device.name, problem, None, config, notes)
 
 
 def _choose_pinned(
@@ -198,6 +222,8 @@ def _choose_default(
 ) -> Explanation:
     """What answers where nothing is tuned that does as asked: the default config, or one made from it that does."""
     untuned = f"nothing is tuned for {problem.name} at this length; to tune it: {device.tune_command(problem)}"
+    if problem != problem.tuned:
+        untuned = f"{problem.name} takes the default config: windows and ragged batches are not tuned"
     if has_others:
         untuned = f"{_spell(options.steps)} has no kernel among those tuned for {problem.name} at this length"
     refuse = partial(Explanation, "sdpa", is_fallback=True, gpu=device.name, problem=problem)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,30 +12,24 @@ from torch.autograd import forward_ad
 
 from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError, SagegenError, UnsupportedError
-from sagegen.plan import Loaded
+from sagegen.plan import Loaded, Ragged, make_plan
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
 from sagegen.runtime.arguments import Checked, check_call, check_out, needs_grad, read_strides
 from sagegen.runtime.choose import DISABLED, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
 from sagegen.runtime.fetch import describe_compiler, find_cubin
+from sagegen.runtime.key_mask import KeyMaskAnswer, prepare_key_mask
 from sagegen.runtime.machine import CudaRuntime, NoStreams
+from sagegen.runtime.memo import Memo
 from sagegen.runtime.options import Options, check_backend
 from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
 from sagegen.runtime.programs import Programs
 from sagegen.runtime.splitting import plan_parts, workspace_bytes
 
-#: Kinds of call that a thread remembers; a model has a few, a server with free lengths has many.
-_MEMO_LIMIT = 4096
-
-
-class _PerThread(threading.local):
-    """Answers by kind of call, and why the last one. Per thread, since a prepared call owns its parameters."""
-
-    def __init__(self) -> None:
-        self.memo: dict[tuple[Any, ...], Answer] = {}
-        self.last: Explanation | None = None
+#: Answers that a call's mask is added to.
+MASKED_ANSWERS = (SdpaAnswer, KeyMaskAnswer)
 
 
 class Dispatcher:
@@ -50,7 +43,7 @@ class Dispatcher:
     def __init__(self, runtime: Runtime, read: Callable[[], Env] = read_env) -> None:
         self._runtime = runtime
         self._read = read
-        self._local = _PerThread()
+        self._local = Memo[Answer]()
         self._programs = Programs(runtime, self._on_registry_error)
         self._refused: set[str] = set()  # cubins of entries that others stand in for
 
@@ -106,19 +99,21 @@ class Dispatcher:
                 q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
                 torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
                 forward_ad._current_level >= 0 and needs_grad(q, k, v),
-                None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.requires_grad),
+                None if out is None else _kind_of(out),
+                None if attn_mask is None else _kind_of(attn_mask),
                 options,
             )
             # fmt: on
-            answer = local.memo.get(key) if attn_mask is None else None
+            answer = local.answers.get(key)
         except (AttributeError, TypeError):  # no tensors, or options that can't be hashed: the checks name them
             key, answer = None, None
         if answer is None:
             answer, lasts = self._prepare(q, k, v, attn_mask, out, options)
-            if lasts and attn_mask is None and key is not None:
-                if len(local.memo) >= _MEMO_LIMIT:
-                    local.memo.clear()
-                local.memo[key] = answer
+            if lasts and key is not None and (attn_mask is None or isinstance(answer, MASKED_ANSWERS)):
+                # what is remembered must not keep a caller's mask alive
+                local.remember(key, answer.with_mask(None) if isinstance(answer, MASKED_ANSWERS) else answer)
+        elif attn_mask is not None and isinstance(answer, MASKED_ANSWERS):
+            answer = answer.with_mask(attn_mask)
         local.last = answer.explanation
         return answer
 
@@ -152,13 +147,23 @@ class Dispatcher:
         assert config is not None
         strides = read_strides(q, k, v, q, asked.layout)  # what they are does not matter to the size
         limit = self.env.workspace_limit
-        parts = plan_parts(problem, config, checked.shape, strides, checked.scale, asked.return_lse, limit)
+        if problem.is_ragged:
+            ragged = Ragged(checked.shape.q_len, checked.shape.kv_len, is_packed=False)
+            arguments = (problem, config, checked.shape, strides, checked.scale, asked.return_lse)
+            return make_plan(*arguments, ragged=ragged).workspace_bytes
+        parts = plan_parts(
+            problem, config, checked.shape, strides, checked.scale, asked.return_lse, limit, checked.window
+        )
         return workspace_bytes(parts)
 
     @property
     def last(self) -> Explanation | None:
         """Why this thread's last call was answered as it was."""
         return self._local.last
+
+    @last.setter
+    def last(self, explanation: Explanation) -> None:
+        self._local.last = explanation
 
     def answer_by_torch(self, reason: str, device: str, asked: str | None = None) -> None:
         """Record that the caller goes to torch itself, with tensors on a device of this kind.
@@ -178,7 +183,7 @@ class Dispatcher:
             is_fallback = device != "meta" and (backend in KERNEL_ANSWERS if backend else device == "cuda")
         if is_fallback:
             self._fall_back(reason, backend)
-        self._local.last = Explanation("sdpa", reason, is_fallback)
+        self.last = Explanation("sdpa", reason, is_fallback)
 
     def _fall_back(self, reason: str, backend: str | None) -> None:
         """Say that torch answers; UnsupportedError where `backend` or SAGEGEN_STRICT insists on a kernel."""
@@ -191,13 +196,14 @@ class Dispatcher:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, options: Options
     ) -> tuple[Checked, Explanation]:
         checked = check_call(q, k, v, options, attn_mask)
-        device = self._runtime.device(q.device)
-        with_grad, on_error = needs_grad(q, k, v, attn_mask), self._on_registry_error
-        explanation = choose(
-            checked, options, device, self.env,
-            needs_grad=with_grad, refused=self._refused, on_registry_error=on_error,
+        return checked, self.choose(checked, options, q.device, needs_grad(q, k, v, attn_mask))
+
+    def choose(self, checked: Checked, options: Options, device: torch.device, with_grad: bool) -> Explanation:
+        """What answers a checked call on this machine. Raises ConfigError as `choose.choose`."""
+        return choose(
+            checked, options, self._runtime.device(device), self.env,
+            needs_grad=with_grad, refused=self._refused, on_registry_error=self._on_registry_error,
         )  # fmt: skip
-        return checked, explanation
 
     def _prepare(
         self,
@@ -216,25 +222,48 @@ class Dispatcher:
             return CastAnswer(answer), lasts
         if out is not None:
             check_out(out, q)
-        lasts = True
-        while explanation.answer in KERNEL_ANSWERS:
-            program, lasts = self._programs.find(explanation, self._runtime.device(q.device), self.env)
-            if not isinstance(program, SagegenError):
-                ground = self._ground(program, explanation, values)
-                return prepare_kernel((q, k, v), out, checked, options, ground), True
-            call = (q, k, v, attn_mask, options)
-            explanation = (
-                self._pass_over(explanation, program, call) if lasts else _without_kernel(explanation, program)
-            )
-        if explanation.is_fallback:
-            self._fall_back(explanation.reason, options.backend or self.env.backend)
+        explanation, program, lasts = self.find_program(
+            explanation, options, q.device, lambda: self._choose(q, k, v, attn_mask, options)[1]
+        )
+        if program is not None:
+            ground = self.ground(program, explanation, values)
+            if checked.hides_keys:
+                return prepare_key_mask((q, k, v), out, checked, options, ground).with_mask(attn_mask), True
+            return prepare_kernel((q, k, v), out, checked, options, ground), True
         if explanation.answer == "zeros":
             return ZerosAnswer(explanation, options), lasts
         if explanation.answer == "reference":
             return ReferenceAnswer(explanation, options), lasts
         return SdpaAnswer(explanation, options, attn_mask), lasts
 
-    def _ground(self, program: Loaded, explanation: Explanation, values: tuple[Any, ...]) -> Ground:
+    def find_program(
+        self, explanation: Explanation, options: Options, device: torch.device, again: Callable[[], Explanation]
+    ) -> tuple[Explanation, Loaded | None, bool]:
+        """The kernel that `explanation` names, loaded, or what answers instead; None where no kernel does.
+
+        Args:
+            again: chooses anew, when the cubin of an entry has been found to be no good.
+
+        Returns:
+            What answers in the end, its program, and whether that holds for the next such call too.
+
+        Raises:
+            UnsupportedError: torch would have to answer, and the caller or SAGEGEN_STRICT insists on a kernel.
+        """
+        lasts = True
+        while explanation.answer in KERNEL_ANSWERS:
+            program, lasts = self._programs.find(explanation, self._runtime.device(device), self.env)
+            if not isinstance(program, SagegenError):
+                return explanation, program, lasts
+            explanation = (
+                self._pass_over(explanation, program, again) if lasts else _without_kernel(explanation, program)
+            )
+        if explanation.is_fallback:
+            self._fall_back(explanation.reason, options.backend or self.env.backend)
+        return explanation, None, lasts
+
+    def ground(self, program: Loaded, explanation: Explanation, values: tuple[Any, ...]) -> Ground:
+        """What an answer by a loaded kernel needs beside the call; `values` are the fields of Options in order."""
         for note in explanation.notes:
             warn_once(note)
         streams = NoStreams() if explanation.answer == "emulator" else self._runtime
@@ -244,12 +273,14 @@ class Dispatcher:
 
         return Ground(program, explanation, streams, self.env.workspace_limit, again)
 
-    def _pass_over(self, explanation: Explanation, error: SagegenError, call: tuple[Any, ...]) -> Explanation:
+    def _pass_over(
+        self, explanation: Explanation, error: SagegenError, again: Callable[[], Explanation]
+    ) -> Explanation:
         """What answers instead of an entry whose kernel cannot be had: the next entry, else torch SDPA."""
         digest = explanation.found.entry.cubin_sha256 if explanation.found else None
         if digest is not None and digest not in self._refused:
             self._refused.add(digest)
-            later = self._choose(*call)[1]
+            later = again()
             # a pinned config is built where its entries' cubins are no good
             if later.answer in KERNEL_ANSWERS and (later.found is not None or self.env.pin is not None):
                 warn_once(f"{explanation.kernel} is passed over: {error}")
@@ -262,6 +293,10 @@ class Dispatcher:
         if self.env.strict:
             raise error
         warn_once(str(error))
+
+
+def _kind_of(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.dtype, x.device, x.requires_grad
 
 
 def _without_kernel(explanation: Explanation, error: SagegenError) -> Explanation:

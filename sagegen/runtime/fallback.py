@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -20,6 +21,26 @@ torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 _VECTOR_BYTES = 16
 #: Bytes of mask or FP32 scores that are alive at once.
 _CHUNK_BYTES = 256 << 20
+
+
+class Lengths(NamedTuple):
+    """How many rows and keys of each batch item are there; what lies behind them is padding, and finite.
+
+    Attributes:
+        q, kv: int64 [batch], on the tensors' device.
+    """
+
+    q: torch.Tensor
+    kv: torch.Tensor
+
+
+class _Masks(NamedTuple):
+    """What decides which keys a row sees."""
+
+    attn_mask: torch.Tensor | None
+    is_causal: bool
+    window: tuple[int, int] | None
+    lengths: Lengths | None
 
 
 @functools.cache
@@ -89,12 +110,16 @@ def attend(
     scale: float | None = None,
     window: tuple[int, int] | None = None,
     attn_mask: torch.Tensor | None = None,
+    lengths: Lengths | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention by torch SDPA; differentiable. Arguments are those of `sagegen.attention`, already checked.
 
     Unlike SDPA itself: causal is aligned bottom-right, query heads may share K and V, and rows without a visible key
     give 0 and lse -inf.
+
+    Args:
+        lengths: of the batch items, each of which is aligned by its own; padding sees no key and is none.
 
     Returns:
         The output in q's layout and dtype; with `return_lse` also the natural-log log-sum-exp, float32,
@@ -108,7 +133,8 @@ def attend(
     gqa = bool(q.shape[1] != k.shape[1])  # not a SymBool under dynamic shapes
     if q_len == 1:  # bottom-right: the only query sees every key
         is_causal = False
-    masked = attn_mask is not None or window is not None or (is_causal and q_len != kv_len)
+    masks = _Masks(attn_mask, is_causal, window, lengths)
+    masked = attn_mask is not None or window is not None or lengths is not None or (is_causal and q_len != kv_len)
     if not masked:
         positive_q, positive = with_positive_scale(q, scale)
         out = torch_sdpa(positive_q, k, v, is_causal=is_causal, scale=positive, enable_gqa=gqa)
@@ -116,11 +142,11 @@ def attend(
         if attn_mask is not None:
             k, v = _blank_hidden(k, v, attn_mask)
         parts = [
-            _attend_rows(q[:, :, rows], k, v, _mask_rows(attn_mask, rows, q, kv_len, is_causal, window), scale, gqa)
-            for rows in _chunks(q_len, kv_len * (1 if attn_mask is None else math.prod(attn_mask.shape[:-2])))
+            _attend_rows(q[:, :, rows], k, v, _mask_rows(masks, rows, q_len, kv_len, q.device), scale, gqa)
+            for rows in chunks(q_len, _bytes_per_row(masks, q, kv_len))
         ]
         out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
-    lse = _log_sum_exp(q, k, attn_mask, is_causal, window, scale) if return_lse else None
+    lse = _log_sum_exp(q, k, masks, scale) if return_lse else None
     out = out.transpose(1, 2) if layout == "NHD" else out
     return out if lse is None else (out, lse)
 
@@ -135,35 +161,40 @@ def _blank_hidden(k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor) -> 
     return k.masked_fill(hidden, 0), v.masked_fill(hidden, 0)
 
 
-def _chunks(rows: int, bytes_per_row: int) -> Iterator[slice]:
-    step = max(1, _CHUNK_BYTES // max(1, bytes_per_row))
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+def chunks(count: int, bytes_per_item: int) -> Iterator[slice]:
+    """Slices of `count` items, each of as many as keep memory bounded."""
+    step = max(1, _CHUNK_BYTES // max(1, bytes_per_item))
+    return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
-def _mask_rows(
-    attn_mask: torch.Tensor | None,
-    rows: slice,
-    q: torch.Tensor,
-    kv_len: int,
-    is_causal: bool,
-    window: tuple[int, int] | None,
-) -> torch.Tensor:
+def _bytes_per_row(masks: _Masks, q: torch.Tensor, kv_len: int) -> int:
+    """What a row of queries takes while torch answers: its mask. With lengths, which leave no mask to all items in
+    common, also its scores in FP32, as torch has them where no fused kernel of its takes the mask."""
+    if masks.lengths is not None:
+        return 4 * q.shape[0] * q.shape[1] * kv_len
+    return kv_len * (1 if masks.attn_mask is None else math.prod(masks.attn_mask.shape[:-2]))
+
+
+def _mask_rows(masks: _Masks, rows: slice, q_len: int, kv_len: int, device: torch.device) -> torch.Tensor:
     """What the query rows `rows` see: bool (True is seen), or attn_mask's dtype, added to the scores."""
+    attn_mask, is_causal, window, lengths = masks
     left, right = window or (-1, -1)
     right = 0 if is_causal else right
-    # key j minus the last key that causal row i sees
-    distance = torch.arange(kv_len, device=q.device) - (
-        torch.arange(rows.start, rows.stop, device=q.device)[:, None] + (kv_len - q.shape[2])
-    )
-    visible = torch.ones_like(distance, dtype=torch.bool)
+    keys = torch.arange(kv_len, device=device)
+    own = torch.arange(rows.start, rows.stop, device=device)[:, None]
+    at = own + (kv_len - q_len)  # the last key that a causal row sees
+    end = torch.full_like(at, kv_len)
+    if lengths is not None:
+        q_lengths, kv_lengths = (x[:, None, None, None] for x in lengths)
+        at = own + (kv_lengths - q_lengths)
+        end = torch.where(own < q_lengths, kv_lengths, 0)
+    visible = keys < (torch.minimum(end, at + (right + 1)) if right >= 0 else end)
     if left >= 0:
-        visible &= distance >= -left
-    if right >= 0:
-        visible &= distance <= right
+        visible = visible & (keys >= at - left)
     if attn_mask is None:
         return visible
-    own = attn_mask if attn_mask.shape[-2] == 1 else attn_mask[..., rows, :]
-    return own & visible if own.dtype == torch.bool else own.masked_fill(~visible, -math.inf)
+    mask = attn_mask if attn_mask.shape[-2] == 1 else attn_mask[..., rows, :]
+    return mask & visible if mask.dtype == torch.bool else mask.masked_fill(~visible, -math.inf)
 
 
 def _attend_rows(
@@ -182,23 +213,16 @@ def _attend_rows(
     return torch_sdpa(positive_q, k, v, attn_mask=safe, scale=positive, enable_gqa=gqa).masked_fill(blind, 0)
 
 
-def _log_sum_exp(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    attn_mask: torch.Tensor | None,
-    is_causal: bool,
-    window: tuple[int, int] | None,
-    scale: float,
-) -> torch.Tensor:
+def _log_sum_exp(q: torch.Tensor, k: torch.Tensor, masks: _Masks, scale: float) -> torch.Tensor:
     """Natural-log log-sum-exp of the scores, FP32, [batch, heads_q, q_len]."""
     batch, heads_q, q_len, _ = q.shape
     heads_kv, kv_len = k.shape[1], k.shape[2]
     keys = k.float().transpose(-1, -2)
     parts = []
-    for rows in _chunks(q_len, 4 * batch * heads_q * kv_len):
+    for rows in chunks(q_len, 4 * batch * heads_q * kv_len):
         grouped = q[:, :, rows].float().reshape(batch, heads_kv, -1, q.shape[-1])
         scores = (grouped @ keys * scale).reshape(batch, heads_q, -1, kv_len)
-        mask = _mask_rows(attn_mask, rows, q, kv_len, is_causal, window)
+        mask = _mask_rows(masks, rows, q_len, kv_len, q.device)
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
         parts.append(scores.logsumexp(-1).float())  # a mask in FP64 makes FP64 scores
     return torch.cat(parts, 2)

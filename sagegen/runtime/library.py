@@ -1,4 +1,4 @@
-"""`torch.ops.sagegen.attention`: what torch.compile, fake tensors and tensor subclasses see of a call."""
+"""`torch.ops.sagegen`: what torch.compile, fake tensors and tensor subclasses see of a call."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ from typing import Any
 
 import torch
 
-from sagegen.runtime.answers import Result, empty_output
+from sagegen.runtime.answers import Result, empty_output, into
 from sagegen.runtime.arguments import cast_type, check_out, needs_grad
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.fallback import attend
+from sagegen.runtime.varlen import varlen_dispatcher
+from sagegen.runtime.varlen_arguments import Sequences
+from sagegen.runtime.varlen_fallback import attend_varlen
 
 _LIBRARY = torch.library.Library("sagegen", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(  # type: ignore[no-untyped-call]
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, str layout, bool is_causal, float? scale, "
-    "int[]? window, str precision, float min_cosine, bool? smooth_k, bool? smooth_q, bool? smooth_v, bool? rotate, "
-    "bool return_lse, str? backend) -> (Tensor, Tensor)"
+_OPTIONS = (
+    "bool is_causal, float? scale, int[]? window, str precision, float min_cosine, bool? smooth_k, bool? smooth_q, "
+    "bool? smooth_v, bool? rotate, bool return_lse, str? backend"
 )
-#: Positions among the op's arguments after attn_mask, which are the fields of Options in order.
-_LAYOUT, _IS_CAUSAL, _SCALE, _WINDOW, _RETURN_LSE = 0, 1, 2, 3, 10
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    f"attention(Tensor q, Tensor k, Tensor v, Tensor? attn_mask, str layout, {_OPTIONS}) -> (Tensor, Tensor)"
+)
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "attention_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, "
+    f"SymInt max_seqlen_q, SymInt max_seqlen_k, {_OPTIONS}) -> (Tensor, Tensor)"
+)
+#: Positions among the fields of Options after the layout, which the ops take in order.
+_IS_CAUSAL, _SCALE, _WINDOW, _RETURN_LSE = 0, 1, 2, 9
 
 
 def call_op(
@@ -27,6 +36,7 @@ def call_op(
     v: torch.Tensor,
     attn_mask: torch.Tensor | None,
     out: torch.Tensor | None,
+    layout: str,
     *options: Any,
 ) -> Result:
     """`Dispatcher.attention` by way of the op. A call that needs gradients is traced through torch SDPA instead."""
@@ -39,7 +49,7 @@ def call_op(
             q,
             k,
             v,
-            layout=options[_LAYOUT],
+            layout=layout,
             is_causal=options[_IS_CAUSAL],
             scale=options[_SCALE],
             window=options[_WINDOW],
@@ -47,33 +57,98 @@ def call_op(
             return_lse=options[_RETURN_LSE],
         )
     else:
-        both = torch.ops.sagegen.attention(q, k, v, attn_mask, *options)
+        both = torch.ops.sagegen.attention(q, k, v, attn_mask, layout, *options)
         result = both if options[_RETURN_LSE] else both[0]
-    if out is None:
-        return result
-    if isinstance(result, tuple):
-        return out.copy_(result[0]), result[1]
-    return out.copy_(result)
+    return into(out, result)
+
+
+def call_varlen_op(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    sequences: Sequences,
+    out: torch.Tensor | None,
+    *options: Any,
+) -> Result:
+    """`VarlenDispatcher.attention` by way of the op, or traced through torch SDPA as `call_op`."""
+    if (dtype := cast_type(q, k, v)) is not None:
+        q, k = q.to(dtype), k.to(dtype)
+    if out is not None:
+        check_out(out, q)
+    if needs_grad(q, k, v):
+        result = attend_varlen(
+            q,
+            k,
+            v,
+            sequences,
+            is_causal=options[_IS_CAUSAL],
+            scale=options[_SCALE],
+            window=options[_WINDOW],
+            return_lse=options[_RETURN_LSE],
+        )
+    else:
+        both = torch.ops.sagegen.attention_varlen(q, k, v, *sequences, *options)
+        result = both if options[_RETURN_LSE] else both[0]
+    return into(out, result)
 
 
 def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, layout: str, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     values = list(options)
     values[_WINDOW] = None if values[_WINDOW] is None else tuple(values[_WINDOW])
     with torch.no_grad():  # the op has no gradient; call_op sends calls that need one elsewhere
-        result = dispatcher().attention(q, k, v, attn_mask, None, *values)
-    out, lse = result if isinstance(result, tuple) else (result, q.new_empty(0, dtype=torch.float32))
-    promised = _promise(q, k, v)
-    return (out if out.stride() == promised.stride() else promised.copy_(out)), lse
+        result = dispatcher().attention(q, k, v, attn_mask, None, layout, *values)
+    return _as_promised(q, k, v, result)
+
+
+def _attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = list(options)
+    values[_WINDOW] = None if values[_WINDOW] is None else tuple(values[_WINDOW])
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    with torch.no_grad():
+        result = varlen_dispatcher().attention(q, k, v, sequences, None, *values)
+    return _as_promised(q, k, v, result)
 
 
 def _fake_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, *options: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: torch.Tensor | None, layout: str, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    heads, tokens = (1, 2) if options[_LAYOUT] == "HND" else (2, 1)
+    heads, tokens = (1, 2) if layout == "HND" else (2, 1)
     lse_shape = (q.shape[0], q.shape[heads], q.shape[tokens]) if options[_RETURN_LSE] else (0,)
     return _promise(q, k, v), q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def _fake_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    lse_shape = (q.shape[1], q.shape[0]) if options[_RETURN_LSE] else (0,)
+    return _promise(q, k, v), q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def _as_promised(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, result: Result
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """An answer as the op's output, which has strides that its fake can know and no lse that is None."""
+    out, lse = result if isinstance(result, tuple) else (result, q.new_empty(0, dtype=torch.float32))
+    promised = _promise(q, k, v)
+    return (out if out.stride() == promised.stride() else promised.copy_(out)), lse
 
 
 def _promise(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -82,6 +157,10 @@ def _promise(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return empty_output(q if dtype is None else q.to(dtype))
 
 
-for _key in ("CPU", "CUDA"):
-    _LIBRARY.impl("attention", _attention, _key)  # type: ignore[no-untyped-call]
-torch.library.register_fake("sagegen::attention", _fake_attention, lib=_LIBRARY)
+for _name, _real, _fake in (
+    ("attention", _attention, _fake_attention),
+    ("attention_varlen", _attention_varlen, _fake_attention_varlen),
+):
+    for _key in ("CPU", "CUDA"):
+        _LIBRARY.impl(_name, _real, _key)  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"sagegen::{_name}", _fake, lib=_LIBRARY)

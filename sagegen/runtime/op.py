@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from sagegen.runtime.dispatch import dispatcher
-from sagegen.runtime.library import call_op
+from sagegen.runtime.library import call_op, call_varlen_op
 from sagegen.runtime.options import DEFAULT_MIN_COSINE
+from sagegen.runtime.varlen import varlen_dispatcher
+from sagegen.runtime.varlen_arguments import Sequences
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sagegen.runtime.answers import Result
     from sagegen.runtime.explanation import Explanation
 
 #: Types whose address can be handed to a kernel; other subclasses of Tensor go through the op and its fake.
@@ -79,6 +84,7 @@ def attention(
         DriverError: a launch was refused.
         EmulatorError: in the emulator a kernel raced, deadlocked or left its memory; the message quotes the line.
     """
+    answer: Callable[..., Result]
     plain = type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
     if torch.compiler.is_compiling() or not (plain or _has_stranger(q, k, v)):
         answer = call_op
@@ -88,6 +94,71 @@ def attention(
     return answer(
         q, k, v, attn_mask, out,
         layout, is_causal, scale, window, precision, min_cosine,
+        smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
+    )
+    # fmt: on
+
+
+def attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] | None = None,
+    precision: str = "auto",
+    min_cosine: float = DEFAULT_MIN_COSINE,
+    smooth_k: bool | None = None,
+    smooth_q: bool | None = None,
+    smooth_v: bool | None = None,
+    rotate: bool | None = None,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """`attention` within each of many sequences that lie one behind another, without padding.
+
+    No kernel does this yet: torch SDPA answers, of padded copies, a bounded number of sequences at a time. CPU tensors
+    get exact attention in FP32. The host never waits for the device.
+
+    Args:
+        q: [total_q, heads_q, head_dim], the query rows of all sequences; dtypes and head dims as in `attention`.
+        k, v: [total_k, heads_kv, head_dim]; heads_kv divides heads_q (GQA).
+        cu_seqlens_q: int32 [sequences + 1] on q's device, from 0 to total_q without falling: sequence i has the rows
+            from value i up to value i + 1, which may be none. Checked where q is on the CPU. Elsewhere the values are
+            never read on the host: wrong ones leave results unspecified, and memory outside of the tensors untouched.
+        cu_seqlens_k: the same of k and v; a sequence without keys gives 0 and -inf.
+        max_seqlen_q, max_seqlen_k: no sequence is longer. Torch's answer takes time for that many rows of each.
+        is_causal: query i of a sequence sees its key j when j <= i + keys - queries, aligned bottom-right.
+        window: (left, right) keys of its sequence that a query sees on each side of its causal position; -1 leaves a
+            side open.
+        scale, precision, min_cosine, smooth_k, smooth_q, smooth_v, rotate, out, backend: as in `attention`.
+        return_lse: also return the log-sum-exp of the scores.
+
+    Returns:
+        The output, q's shape and v's dtype. With `return_lse` also the natural-log log-sum-exp, float32,
+        [heads_q, total_q]. A query that sees no key gives 0 and -inf.
+
+    Raises:
+        TypeError, ArgumentError, UnsupportedError: as `attention`.
+    """
+    sequences = Sequences(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    inputs = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    answer: Callable[..., Result]
+    plain = all(type(x) in _PLAIN for x in inputs)
+    if torch.compiler.is_compiling() or not (plain or _has_stranger(*inputs)):
+        answer = call_varlen_op
+    else:
+        answer = varlen_dispatcher().attention
+    # fmt: off
+    return answer(
+        q, k, v, sequences, out,
+        is_causal, scale, window, precision, min_cosine,
         smooth_k, smooth_q, smooth_v, rotate, return_lse, backend,
     )
     # fmt: on

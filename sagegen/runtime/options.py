@@ -41,6 +41,15 @@ class Options:
         return {name: value for name, value in asked.items() if value is not None}
 
 
+def narrow(is_causal: bool, window: tuple[int, int] | None) -> tuple[bool, tuple[int, int] | None]:
+    """The same visible keys, by `is_causal` alone where that can say it, else by the window alone."""
+    left, right = window or (-1, -1)
+    right = 0 if is_causal else right
+    if left < 0 and right <= 0:
+        return right == 0, None
+    return False, (left, right)
+
+
 def check_backend(name: str, value: str | None) -> None:
     """Raise ArgumentError, naming the argument or variable `name`, unless `value` is None or one of BACKENDS."""
     if value is not None and value not in BACKENDS:

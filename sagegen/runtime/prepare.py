@@ -85,6 +85,7 @@ def _prepare_launch(
         checked.scale,
         options.return_lse,
         ground.workspace_limit,
+        checked.window,
     )
     return KernelAnswer(
         explanation=explanation,

@@ -9,7 +9,7 @@ import torch
 
 from sagegen import reference
 from sagegen.errors import SelfTestError
-from sagegen.plan import Loaded, Strides, TensorStrides, make_plan
+from sagegen.plan import Loaded, Ragged, Strides, TensorStrides, make_plan
 from sagegen.problem import Dtype, Precision, Problem, Shape
 
 _DTYPES: dict[Dtype, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -17,6 +17,8 @@ _DTYPES: dict[Dtype, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat
 _HEADS_Q = 2
 #: Tokens past each end that hold NaN: no kernel may read one into a result, or write one.
 _BEYOND = 16
+#: Of kernels with a window: some tiles are hidden from all rows, some from a few, some from none.
+_WINDOW = (70, 9)
 _NAN_BYTE = 0xFF  # a word of them is NaN in every type
 
 
@@ -60,8 +62,9 @@ def check_program(
         torch.randn((1, heads, tokens, problem.head_dim), generator=generator).to(_DTYPES[problem.dtype])
         for heads, tokens in ((_HEADS_Q, shape.q_len), (1, shape.kv_len), (1, shape.kv_len))
     )
+    window = _WINDOW if problem.is_windowed else None
     exact, exact_lse = reference.attention(
-        q, k, v, is_causal=problem.is_causal, return_lse=True, out_dtype=torch.float64
+        q, k, v, is_causal=problem.is_causal, window=window, return_lse=True, out_dtype=torch.float64
     )
     limit = _LIMITS[problem.precision]
     for want_lse in (False, True):
@@ -106,11 +109,19 @@ def _call(
     out = torch.full(q.shape, torch.nan, dtype=q.dtype).to(device)
     lse = torch.full((*q.shape[:2], shape.q_len), torch.nan).to(device)
     strides = TensorStrides(*(Strides(*x.stride()[:3]) for x in (q, k, v, out)))
-    plan = make_plan(problem, program.config, shape, strides, problem.head_dim**-0.5, want_lse)
+    window = _WINDOW if problem.is_windowed else None
+    ragged = Ragged(shape.q_len, shape.kv_len, is_packed=False) if problem.is_ragged else None
+    scale = problem.head_dim**-0.5
+    plan = make_plan(problem, program.config, shape, strides, scale, want_lse, window=window, ragged=ragged)
     scratch = torch.full((plan.workspace_bytes,), _NAN_BYTE, dtype=torch.uint8).to(device)
     q_at, k_at, v_at, out_at = (x[:, :, _BEYOND:].data_ptr() for x in (q, k, v, out))
     lse_at = lse.data_ptr() if want_lse else 0
-    program.prepare(plan).launch(q_at, k_at, v_at, out_at, lse_at, scratch.data_ptr(), raw_stream())
+    addresses = (q_at, k_at, v_at, out_at, lse_at, scratch.data_ptr(), raw_stream())
+    if ragged is None:
+        program.prepare(plan).launch(*addresses)
+    else:
+        sequences = torch.tensor([0, shape.q_len, 0, shape.kv_len], dtype=torch.int32).to(device)
+        program.prepare(plan).launch(*addresses, sequences.data_ptr())
     return out.cpu(), lse.cpu()  # waits
 
 

@@ -47,7 +47,7 @@ class SplitCall:
     parts: tuple[tuple[Launcher, tuple[int, int, int, int, int]], ...]
 
     def launch(self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
-        """As `Launcher.launch`."""
+        """As `Launcher.launch`, of a plan that is not ragged."""
         for call, (q_at, k_at, v_at, out_at, lse_at) in self.parts:
             call.launch(q + q_at, k + k_at, v + v_at, out + out_at, lse and lse + lse_at, workspace, stream)
 
@@ -91,6 +91,7 @@ def plan_parts(
     softmax_scale: float,
     want_lse: bool,
     limit: int,
+    window: tuple[int, int] | None = None,
 ) -> tuple[PlannedPart, ...]:
     """The plans of a call, one where its scratch is within `limit` bytes; their results are the same bits.
 
@@ -98,7 +99,14 @@ def plan_parts(
         ArgumentError: as `make_plan`.
     """
     make = partial(
-        make_plan, problem, config, strides=strides, softmax_scale=softmax_scale, want_lse=want_lse, whole=shape
+        make_plan,
+        problem,
+        config,
+        strides=strides,
+        softmax_scale=softmax_scale,
+        want_lse=want_lse,
+        whole=shape,
+        window=window,
     )
     parts = split(shape, lambda part: make(shape=part).workspace_bytes, limit)
     plans = {part: make(shape=part) for part in {part.shape(shape) for part in parts}}

@@ -140,7 +140,7 @@ def test_grid_regions_and_ranges_by_hand() -> None:
     assert plain.launches[0].grid == 2 * 8 + 8 * 40
     assert made.launches[1:] == plain.launches[1:]
     assert made.workspace_bytes == plain.workspace_bytes + 2 * 8 * 64 * 4 + 8 * 8 * 64 * 4
-    values = unpack_constants(made.constants)
+    values = unpack_constants(made.constants, fields_of(config, PROBLEM))
     assert (values["ranges"], values["range_spans"]) == (8, 5)
     assert values["q_squares_offset"] == values["k_squares_offset"] + 2 * 8 * 64 * 4 == made.workspace_bytes - 64 * 256
     assert made.constants[: len(plain.constants)] == plain.constants
@@ -158,8 +158,9 @@ def test_ranges_cover_all_spans_and_are_few(spans: int, group: int) -> None:
 @pytest.mark.parametrize("gpu", GPUS)
 def test_only_kernels_that_balance_have_its_parameters(gpu: str) -> None:
     config = balanced(gpu)
-    assert fields_of(config) == fields_of(replace(config, balance="no")) + BALANCE_FIELDS
-    values = unpack_constants(plan(Shape(1, 1, 1, 9, 9), config).constants)
+    fields = fields_of(config, PROBLEM)
+    assert fields == fields_of(replace(config, balance="no"), PROBLEM) + BALANCE_FIELDS
+    values = unpack_constants(plan(Shape(1, 1, 1, 9, 9), config).constants, fields)
     assert pack_constants(dict(values)) == plan(Shape(1, 1, 1, 9, 9), config).constants
     for forgotten in BALANCE_FIELDS:
         with pytest.raises(KeyError, match=forgotten.name):

@@ -27,7 +27,7 @@ from sagegen.gpu import GPUS
 from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
-from sagegen.runtime import dispatch, fallback, fetch, programs
+from sagegen.runtime import dispatch, fallback, fetch, memo, programs
 from sagegen.runtime.device import Device
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.options import Options
@@ -392,11 +392,11 @@ def test_threads_share_a_program_but_no_parameter_buffer(dispatcher, machine, en
 
 
 def test_the_memo_is_bounded(dispatcher, machine, env, monkeypatch):
-    monkeypatch.setattr(dispatch, "_MEMO_LIMIT", 3)
+    monkeypatch.setattr(memo, "_LIMIT", 3)
     ship(env, make_entry())
     for q_len in (1, 2, 3, 4, 4):
         call(dispatcher, tensor(1, 1, q_len, 64))
-    assert len(dispatcher._local.memo) == 1
+    assert len(dispatcher._local.answers) == 1
     assert len(machine.launches) == 5
 
 

@@ -378,7 +378,7 @@ def test_constants_come_back() -> None:
 def test_buffers_are_the_calls_tensors() -> None:
     strides = TensorStrides(Strides(1000, 100, 64), Strides(0, 640, 64), Strides(2000, 64, 128), Strides(64, 6400, 64))
     plan = make_plan(PROBLEM, CONFIG, Shape(2, 4, 2, 5, 7), strides, 0.125, want_lse=True)
-    buffers = {b.name: b for b in call_buffers(PROBLEM, plan, (16, 32, 48, 64, 80, 96))}
+    buffers = {b.name: b for b in call_buffers(PROBLEM, CONFIG, plan, (16, 32, 48, 64, 80, 96))}
     assert list(buffers) == ["q", "k", "v", "out", "lse", "workspace"]
     assert [b.address for b in buffers.values()] == [16, 32, 48, 64, 80, 96]
     assert [name for name, b in buffers.items() if b.is_writable] == ["out", "lse", "workspace"]
@@ -387,5 +387,5 @@ def test_buffers_are_the_calls_tensors() -> None:
     assert (buffers["v"].sizes, buffers["v"].strides) == ((2, 2, 7, 64), (2000, 64, 128, 1))
     assert (buffers["lse"].sizes, buffers["lse"].item_bytes) == ((2 * 4 * 5,), 4)
     assert (buffers["workspace"].sizes, buffers["workspace"].item_bytes) == ((plan.workspace_bytes,), 1)
-    without = call_buffers(PROBLEM, plan, (16, 32, 48, 64, 0, 96))
+    without = call_buffers(PROBLEM, CONFIG, plan, (16, 32, 48, 64, 0, 96))
     assert [b.name for b in without] == ["q", "k", "v", "out", "workspace"]

@@ -137,6 +137,27 @@ def test_float_masks_add_to_scores(make, dtype):
     assert out[:, :, 3].isfinite().all()
 
 
+@pytest.mark.parametrize("with_mask", [False, True])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "window": (2, 0)}], ids=str)
+def test_batch_items_of_their_own_lengths(make, options, with_mask):
+    """Each is aligned by its own, and what lies behind it is nothing."""
+    q, k, v = make(4, 4, 9, 8), make(4, 2, 7, 8), make(4, 2, 7, 8)
+    q_lengths, kv_lengths = (9, 4, 0, 5), (7, 6, 3, 0)
+    mask = torch.rand(4, 1, 9, 7, generator=torch.Generator().manual_seed(1)) > 0.3 if with_mask else None
+    lengths = fallback.Lengths(torch.tensor(q_lengths), torch.tensor(kv_lengths))
+    out, lse = fallback.attend(q, k, v, attn_mask=mask, lengths=lengths, return_lse=True, **options)
+    left, right = options.get("window", (-1, -1))
+    for item, (rows, keys) in enumerate(zip(q_lengths, kv_lengths, strict=True)):
+        visible = torch.zeros(9, 7, dtype=torch.bool)
+        own = seen(rows, keys, is_causal="is_causal" in options, left=left, right=right)
+        visible[:rows, :keys] = own if rows else False
+        if with_mask:
+            visible &= mask[item, 0]
+        expected, expected_lse = exact(q[item, None], k[item, None], v[item, None], visible)
+        close(out[item], expected[0])
+        close(lse[item], expected_lse[0])
+
+
 def test_many_chunks_give_what_one_gives(make, monkeypatch):
     q, k, v = make(1, 2, 50, 8), make(1, 2, 60, 8), make(1, 2, 60, 8)
     whole = fallback.attend(q, k, v, is_causal=True, window=(9, -1), return_lse=True)

@@ -216,7 +216,6 @@ def test_the_emulator_without_a_compiler_is_refused_with_the_remedy(make, monkey
 @pytest.mark.parametrize(
     ("change", "because"),
     [
-        ({"window": (2, 2)}, "window has no kernel"),
         ({"attn_mask": torch.ones(5, 5, dtype=torch.bool)}, "attn_mask has no kernel"),
         ({"smooth_k": False}, "smooth_k=False has no kernel"),
     ],

@@ -144,6 +144,7 @@ def test_rotation_brings_smoothing_of_q_and_goes_with_it() -> None:
         ("smooth_q", replace(BASE, delta="f16"), L20_BF16),
         ("balance", replace(BASE, balance="yes"), L20_BF16),
         ("balance", replace(BASE, balance="yes", rotate="yes"), L20_BF16),
+        ("ragged", replace(BASE, mean_span=128), replace(L20_BF16, problem=replace(L20_BF16.problem, is_ragged=True))),
     ],
 )
 def test_a_rule_refuses_what_it_is_for(rule: str, config: MmaConfig, target: Target) -> None:
@@ -364,6 +365,13 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
         ("plain_scores", replace(PACKED, mean_span=64), H200),
         ("plain_scores", replace(WGMMA, rotate="yes", q_quantizer="prologue"), H200),
         ("balance", replace(WGMMA, balance="yes"), H200),
+        ("ragged", replace(WGMMA, mean_span=192), replace(H200, problem=replace(H200.problem, is_ragged=True))),
+        (
+            "ragged_queries",
+            replace(WGMMA, q_quantizer="prologue"),
+            replace(H200, problem=replace(H200.problem, is_ragged=True)),
+        ),
+        ("window", WGMMA, replace(H200, problem=replace(H200.problem, is_windowed=True))),
         # four stages of 32 KiB each for K and V
         ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),
         # what ptxas said of these: 1628 bytes spilled and C7512; 408 and C7512; more registers than there are

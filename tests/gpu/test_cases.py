@@ -5,14 +5,19 @@ which is all that the registry names meanwhile. What no kernel takes part in is 
 """
 
 import math
+from itertools import accumulate
 
 import pytest
 import torch
 
+import sagegen
 from public_calls import BF16, FP16, assert_close, assert_right, draw, draw_qkv, errors, kernel
 from sagegen.reference import attention as exact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("pinned")]
+
+#: Who answers calls of many sequences.
+VARLEN_BACKENDS = ("kernel", "sdpa", None)
 
 
 # --- A: shapes, masks, call forms
@@ -77,6 +82,45 @@ def test_a14_gqa(heads_q, heads_kv, layout, is_causal):
     if layout == "NHD":
         q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     assert_right(q, k, v, layout=layout, is_causal=is_causal)
+
+
+def pack(lengths):
+    """int32 [sequences + 1] of these lengths."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).cuda()
+
+
+@pytest.mark.parametrize("backend", VARLEN_BACKENDS)
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_a16_sequences_with_rows_without_keys(backend, dtype):
+    q, k, v = (draw(rows, 1, 32, seed=s, dtype=dtype) for s, rows in enumerate((256, 3, 3)))
+    call = (q, k, v, pack((76, 34, 146)), pack((1, 1, 1)), 146, 1)
+    out, lse = sagegen.attention_varlen(*call, is_causal=True, return_lse=True, backend=backend)
+    seeing = torch.tensor([75, 109, 255], device="cuda")  # the last row of each sequence alone
+    blind = torch.ones(256, dtype=torch.bool, device="cuda").index_fill(0, seeing, False)
+    assert (out[blind] == 0).all()
+    assert (lse[:, blind] == -math.inf).all()
+    assert_close(out[seeing], v)
+    torch.testing.assert_close(lse[0, seeing], (q[seeing] * k).float().sum((1, 2)) / math.sqrt(32), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("backend", VARLEN_BACKENDS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("dim", [40, 64, 128])
+def test_a16_packed_sequences_are_each_alone(backend, dim, is_causal):
+    q_lengths, k_lengths = (300, 1, 0, 129, 64, 33), (300, 777, 65, 63, 0, 1)
+    q, k, v = (draw(sum(n), h, dim, seed=s) for s, (n, h) in enumerate(((q_lengths, 6), *[(k_lengths, 2)] * 2)))
+    call = (q, k, v, pack(q_lengths), pack(k_lengths), max(q_lengths), max(k_lengths))
+    options = {"is_causal": is_causal, "return_lse": True}
+    sagegen.attention_varlen(*call, backend=backend, **options)
+    torch.cuda.set_sync_debug_mode("error")  # the host never waits for the device
+    try:
+        out, lse = sagegen.attention_varlen(*call, backend=backend, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    parts = zip(q.split(q_lengths), k.split(k_lengths), v.split(k_lengths), strict=True)
+    alone = [exact(*(x[None] for x in part), layout="NHD", out_dtype=torch.float64, **options) for part in parts]
+    assert_close(out, torch.cat([part[0] for part, _ in alone]))
+    torch.testing.assert_close(lse, torch.cat([part[0] for _, part in alone], 1), atol=0.1, rtol=0)
 
 
 # --- B: values

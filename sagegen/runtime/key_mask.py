@@ -1,0 +1,70 @@
+"""Masks that hide whole keys, as padding of a batch does: kernels get the other keys, and how many they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from sagegen.plan import Ragged
+from sagegen.runtime.answers import Result
+from sagegen.runtime.arguments import Checked
+from sagegen.runtime.explanation import Explanation
+from sagegen.runtime.options import Options
+from sagegen.runtime.prepare import Ground, Inputs
+from sagegen.runtime.ragged import RaggedAnswer, prepare_ragged
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMaskAnswer:
+    """Brings the keys that the mask leaves to the front, batch item by batch item, and runs `inner` on so many.
+
+    Without causality or a window their order is no part of the result. Hidden keys are read by nobody but this copy.
+
+    Attributes:
+        attn_mask: bool, broadcastable to [batch, 1, 1, kv_len].
+        batch, kv_len: of the call.
+        layout: of its tensors.
+    """
+
+    inner: RaggedAnswer
+    attn_mask: torch.Tensor | None
+    batch: int
+    kv_len: int
+    layout: str
+
+    @property
+    def explanation(self) -> Explanation:
+        return self.inner.explanation
+
+    def with_mask(self, attn_mask: torch.Tensor | None) -> KeyMaskAnswer:
+        return replace(self, attn_mask=attn_mask)
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
+        assert self.attn_mask is not None
+        mask = self.attn_mask.view(-1, self.attn_mask.shape[-1]).expand(self.batch, self.kv_len)
+        order = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        items = torch.arange(self.batch, device=q.device)[:, None]
+        table = torch.zeros(self.batch, 4, dtype=torch.int32, device=q.device)
+        table[:, 1] = q.shape[2 if self.layout == "HND" else 1]
+        table[:, 3] = mask.sum(1)
+        if self.layout == "HND":
+            k, v = (x.transpose(1, 2)[items, order].transpose(1, 2) for x in (k, v))
+        else:
+            k, v = (x[items, order] for x in (k, v))
+        return self.inner.run(q, k, v, table, out)
+
+
+def prepare_key_mask(
+    inputs: Inputs, out: torch.Tensor | None, checked: Checked, options: Options, ground: Ground
+) -> KeyMaskAnswer:
+    """The answer to calls of the kind of this one, but for its mask; arguments are those of `prepare_kernel`."""
+    q, k, _ = inputs
+    shape = checked.shape
+    dense = torch.empty(shape.batch, shape.kv_len, shape.heads_kv, k.shape[-1], dtype=k.dtype, device="meta")
+    sorted_keys = dense.transpose(1, 2) if options.layout == "HND" else dense
+    checked = replace(checked, copies=tuple(name for name in checked.copies if name == "q"))
+    ragged = Ragged(shape.q_len, shape.kv_len, is_packed=False)
+    lse_shape = (shape.batch, shape.heads_q, shape.q_len)
+    inner = prepare_ragged((q, sorted_keys, sorted_keys), out, checked, options, ground, ragged, lse_shape)
+    return KeyMaskAnswer(inner, None, shape.batch, shape.kv_len, options.layout)
