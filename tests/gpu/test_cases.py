@@ -17,7 +17,7 @@ from sagegen.reference import attention as exact
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("pinned")]
 
 #: Who answers calls of many sequences.
-VARLEN_BACKENDS = ("kernel", "sdpa", None)
+VARLEN_BACKENDS = ("kernel", None)
 
 
 # --- A: shapes, masks, call forms

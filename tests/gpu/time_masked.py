@@ -65,6 +65,50 @@ def key_masks(shape: tuple[int, int, int, int], backend: str | None) -> dict[str
     inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     batch, length = shape[0], shape[2]
     ends = torch.linspace(length / 2, length, batch, device="cuda")[:, None]
+    mask = (torch.arange(length, device="cuda") < ends)[:, None, None]
+    return {
+        "keys hidden, 1/4": {
+            "ours": partial(sagegen.attention, *inputs, attn_mask=mask, backend=backend),
+            "torch, masked": partial(sagegen.attention, *inputs, attn_mask=mask, backend="sdpa"),
+            "dense, unmasked": partial(sagegen.attention, *inputs),
+        }
+    }
+
+
+def packed(shape: tuple[int, int, int, int], backend: str | None) -> dict[str, Calls]:
+    """`batch` sequences that together have batch * length tokens, the shortest a third as long as the longest."""
+    batch, heads, length, head_dim = shape
+    lengths = torch.linspace(0.5, 1.5, batch).mul(length).int()
+    lengths[-1] += batch * length - lengths.sum()
+    starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().cuda()
+    longest = int(lengths.max())
+    q, k, v = (torch.randn(batch * length, heads, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    call = partial(sagegen.attention_varlen, q, k, v, starts, starts, longest, longest)
+    calls: dict[str, Calls] = {}
+    for is_causal in (False, True):
+        own: Calls = {
+            "ours": partial(call, is_causal=is_causal, backend=backend),
+            "torch, padded": partial(call, is_causal=is_causal, backend="sdpa"),
+            "dense": partial(
+                sagegen.attention,
+                *(x.view(batch, length, heads, head_dim) for x in (q, k, v)),
+                layout="NHD",
+                is_causal=is_causal,
+            ),
+        }
+        if torchs := torchs_packed(q, k, v, starts, longest, is_causal):
+            own["torch, packed"] = torchs
+        calls[f"packed, {'causal' if is_causal else 'full'}"] = own
+    return calls
+
+
+def torchs_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, longest: int, is_causal: bool
+) -> Callable[[], object] | None:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
     if "is_causal" in inspect.signature(varlen_attn).parameters:
         return partial(varlen_attn, q, k, v, starts, starts, longest, longest, is_causal=is_causal)
     return partial(varlen_attn, q, k, v, starts, starts, longest, longest, window_size=(-1, 0 if is_causal else -1))
