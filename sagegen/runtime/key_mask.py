@@ -22,7 +22,7 @@ class KeyMaskAnswer:
     Without causality or a window their order is no part of the result. Hidden keys are read by nobody but this copy.
 
     Attributes:
-        attn_mask: bool, broadcastable to [batch, 1, 1, kv_len].
+        attn_mask: see `arguments.is_key_mask`.
         batch, kv_len: of the call.
         layout: of its tensors.
     """
@@ -42,7 +42,9 @@ class KeyMaskAnswer:
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
         assert self.attn_mask is not None
-        mask = self.attn_mask.view(-1, self.attn_mask.shape[-1]).expand(self.batch, self.kv_len)
+        mask = self.attn_mask[..., 0, :]  # of any row, then of any head
+        mask = mask if mask.dim() == 1 else mask[..., 0, :]
+        mask = mask.expand(self.batch, self.kv_len)
         order = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
         items = torch.arange(self.batch, device=q.device)[:, None]
         table = torch.zeros(self.batch, 4, dtype=torch.int32, device=q.device)
