@@ -20,7 +20,7 @@ ALIGNMENT = 16
 
 _KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _OTHER_DTYPES = (torch.float32, torch.float64)
-_ALIGNED_ELEMENTS = ALIGNMENT // 2
+ALIGNED_ELEMENTS = ALIGNMENT // 2
 _CONTIGUOUS = "give a tensor of shape [batch, heads, tokens, dim] (HND) or [batch, tokens, heads, dim] (NHD)"
 
 
@@ -189,7 +189,7 @@ def is_readable(x: torch.Tensor) -> bool:
     are free."""
     *outer, channel = zip(x.shape, x.stride(), strict=True)
     return (channel[0] <= 1 or channel[1] == 1) and all(
-        size <= 1 or stride % _ALIGNED_ELEMENTS == 0 for size, stride in outer
+        size <= 1 or stride % ALIGNED_ELEMENTS == 0 for size, stride in outer
     )
 
 
