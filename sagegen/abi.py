@@ -84,6 +84,9 @@ BALANCE_FIELDS = (
 
 #: Of kernels with a sliding window, after those.
 WINDOW_FIELDS = (
+    Field(
+        "bad_keys_offset", "int64_t", "int per key of a KV head: how much of it, and of its V, is NaN or Inf (wgmma)"
+    ),
     Field("window_left", "int32_t", "keys that a query sees before its own; NO_LIMIT where that side is open"),
     Field("window_right", "int32_t", "keys that it sees after its own"),
 )

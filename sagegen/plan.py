@@ -171,6 +171,8 @@ def make_plan(
         sizes |= _smooth_q_sizes(problem, config, layout, counts)
     if config.balances:
         sizes |= _balance_sizes(problem, counts)
+    if window is not None:  # mma's records say it themselves
+        sizes["bad_keys_offset"] = counts.all_k_tiles * config.block_k * 4 if config.family == "wgmma" else 0
     offsets, workspace = _place_regions(sizes)
     values: dict[str, int | float] = {
         **offsets,

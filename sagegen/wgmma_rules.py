@@ -106,8 +106,6 @@ WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("ragged", RAGGED, ragged_margin, reads=("mean_span",)),
     Rule("ragged_queries", "the prologue fetches query tiles of one length for all batch items",
          lambda c, t: int(t.problem.is_ragged and c.q_quantizer == "prologue"), reads=("q_quantizer",)),
-    Rule("window", "a head keeps its first key with a NaN or Inf alone, which a window may hide before others",
-         lambda _, t: int(t.problem.is_windowed), reads=_ANY),
     Rule("balance", BALANCE, balance_margin, reads=("mean_span", "balance")),
     Rule("plain_scores", "the packed exponent works on whole scores and bounds K by its range, and the prologue "
          "quantizes Q as it comes: neither knows delta S or rotation", _plain_scores,

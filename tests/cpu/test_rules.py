@@ -371,7 +371,6 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
             replace(WGMMA, q_quantizer="prologue"),
             replace(H200, problem=replace(H200.problem, is_ragged=True)),
         ),
-        ("window", WGMMA, replace(H200, problem=replace(H200.problem, is_windowed=True))),
         # four stages of 32 KiB each for K and V
         ("smem", replace(WGMMA, consumers=2, block_k=256, stages=4), H200),
         # what ptxas said of these: 1628 bytes spilled and C7512; 408 and C7512; more registers than there are
