@@ -12,7 +12,7 @@ import click
 from sagegen.cli.around import run_around
 from sagegen.cli.options import gpu_option, make_problem, mask_options
 from sagegen.cli.race import Ask, run_races
-from sagegen.problem import DTYPES, HEAD_DIMS
+from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_HEAD_DIMS
 
 if TYPE_CHECKING:
     from sagegen.env import Env
@@ -44,7 +44,7 @@ class Lengths(click.ParamType[tuple[int, ...]]):
 @click.command("bench")
 @gpu_option
 @click.option("--head-dim", "head_dims", type=click.Choice([str(d) for d in HEAD_DIMS]), multiple=True,
-              help="Channels per head; may be repeated. [all; with --around 128]")
+              help="Channels per head; may be repeated. [64 and 128; with --around 128]")
 @click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True, help="Input dtype.")
 @mask_options(full_note="; the default with --around", both_note="; the default without --around")
 @click.option("--tokens", type=Lengths(),
@@ -130,7 +130,7 @@ def command(
         (run_around if around_name else run_races)(gpu, device, ask, _describe_machine)
         return
     masks = _MASKS[mask or "both"]
-    problems = [make_problem(d, dtype, causal) for d in head_dims or map(str, HEAD_DIMS) for causal in masks]
+    problems = [make_problem(d, dtype, causal) for d in head_dims or map(str, TUNED_HEAD_DIMS) for causal in masks]
     shapes = [Shape(batch, heads, heads_kv or heads, length, length) for length in tokens or _TOKENS]
     work = [(problem, shape) for problem in problems for shape in shapes]
     config_name = config_names[0] if config_names else None

@@ -28,7 +28,7 @@ START_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What the command line asks for; empty `tokens` are the goals' rows, empty `head_dims` and `masks` are all.
+    """What the command line asks for; empty `tokens` are the goals' rows, empty `head_dims` are TUNED_HEAD_DIMS.
 
     Attributes:
         configs: as `contenders.parse_named` reads them; none: the registry's. With `--around` it is one.
@@ -51,9 +51,9 @@ class Ask:
 def choose_legs(ask: Ask) -> list[Leg]:
     """The goals' shapes, those of some head dims and masks, or, where lengths are given, kernel and call at these."""
     from sagegen.measuring.goals import Leg, goal_legs
-    from sagegen.problem import HEAD_DIMS, Shape
+    from sagegen.problem import TUNED_HEAD_DIMS, Shape
 
-    problems = [make_problem(d, ask.dtype, c) for d in ask.head_dims or map(str, HEAD_DIMS) for c in ask.masks]
+    problems = [make_problem(d, ask.dtype, c) for d in ask.head_dims or map(str, TUNED_HEAD_DIMS) for c in ask.masks]
     if not ask.tokens:
         legs = goal_legs(problems[0].dtype, ask.batch, ask.heads, ask.heads_kv)
         return [leg for leg in legs if leg.problem in problems]

@@ -161,10 +161,13 @@ def _find_subjects(gpu: Gpu, problems: list[Problem], config_name: str | None, f
 
 
 def _all_problems() -> list[Problem]:
-    from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+    from sagegen.problem import DTYPES, TUNED_HEAD_DIMS, Problem
 
     return [
-        Problem(head_dim, dtype, is_causal) for head_dim in HEAD_DIMS for dtype in DTYPES for is_causal in (False, True)
+        Problem(head_dim, dtype, is_causal)
+        for head_dim in TUNED_HEAD_DIMS
+        for dtype in DTYPES
+        for is_causal in (False, True)
     ]
 
 

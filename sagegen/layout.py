@@ -30,11 +30,13 @@ DELTA_KEYS = 128
 MEAN_TILE = 16
 #: Threads of the statistics and quantizing kernels: one warp per 16 rows of the largest query tile.
 QUANTIZE_THREADS = 256
-#: Alignment in bytes of workspace regions and of tiles in shared memory: the longest tile row, which swizzles rely on.
+#: Alignment in bytes of workspace regions.
 REGION_ALIGN = 256
+#: Of tiles in shared memory: a tile's longest row, which swizzles rely on, but for 16-bit V of more than 128 channels.
+_TILE_ALIGN = 256
 
 #: Alignment of tiles in shared memory that wgmma reads: 8 rows of its widest swizzle.
-WGMMA_ALIGN = 1024
+_WGMMA_ALIGN = 1024
 #: Warps of the wgmma family's producer that can quantize Q, and channels of a row that one of their threads takes.
 QUERY_WARPS = 3
 _QUERY_CHANNELS = 16
@@ -116,7 +118,7 @@ def make_layout(config: Config, problem: Problem) -> Layout:
     k_record = round_up(k_tile + k_spans * K_GROUPS * 4 + key_bits, 16)
     v_tile = config.block_k * problem.head_dim * (1 if config.quantizes_v else _IO_BYTES)
     v_record = round_up(v_tile + key_bits, 16) if config.quantizes_v else 0
-    align = WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN
+    align = tile_align(config, problem)
     ones = 8 * config.block_k if config.row_sum == "ones" else 0
     means_per_tile = config.block_q // config.mean_span if config.smooths_q else 0
     delta = means_per_tile * config.block_k * (4 if config.delta == "f32" else 2)
@@ -144,6 +146,13 @@ def make_layout(config: Config, problem: Problem) -> Layout:
         staged_q_bytes=staged_q,
         smem_bytes=config.stages * stage + (q_tile if config.q_operand == "smem" else 0) + barriers,
     )
+
+
+def tile_align(config: Config, problem: Problem) -> int:
+    """Alignment in bytes of tiles in shared memory."""
+    if config.family == "wgmma":
+        return _WGMMA_ALIGN
+    return _TILE_ALIGN if config.quantizes_v else max(_TILE_ALIGN, _IO_BYTES * problem.head_dim)
 
 
 def _staged_q_bytes(config: Config, problem: Problem) -> int:

@@ -190,7 +190,7 @@ def default_mma_config(target: Target) -> MmaConfig:
     dtype_pv = "f16f32" if target.problem.dtype == "fp16" else "bf16f32"
     native_fp8 = target.gpu.compute_capability in (89, 120)
     is_int4 = target.problem.precision == "int4"  # what 15 values need: smoothed Q, and rotation
-    return MmaConfig(
+    config = MmaConfig(
         block_q=128,
         block_k=64,
         warps=8,
@@ -210,6 +210,21 @@ def default_mma_config(target: Target) -> MmaConfig:
         delta="f16" if is_int4 else "f32",
         rotate="yes" if is_int4 else "no",
     )
+    return _without_spills(config, target) if target.problem.head_dim > 128 else config
+
+
+def _without_spills(config: MmaConfig, target: Target) -> MmaConfig:
+    """The default config for 256 channels, whose O alone takes 128 registers: nvcc 13.0 compiles it without spills."""
+    if target.gpu.compute_capability == 120:
+        return config
+    config = replace(
+        config,
+        accum_depth=32 if config.quantizes_v else 0,
+        rescale="skip" if config.quantizes_v or target.problem.is_causal else "always",
+    )
+    in_smem = replace(config, q_operand="smem")
+    taken, limit = _smem(in_smem, target)
+    return in_smem if taken <= limit else config
 
 
 def mma_with_steps(config: MmaConfig, wanted: Mapping[str, bool]) -> MmaConfig:

@@ -139,7 +139,7 @@ def multiply_qk(operands: Operands, keys: slice, config: Config, accumulator: Ac
     """
     k8 = operands.k8[:, :, keys].transpose(-1, -2)
     if not config.has_float_scores:
-        # products of INT8 over 128 channels stay below 2^24, so FP32 adds them exactly
+        # products of INT8 over 256 channels stay below 2^22, so FP32 adds them exactly
         return operands.q8 @ k8
     zeros = operands.q8.new_zeros(*operands.q8.shape[:-1], k8.shape[-1])
     return add_products(zeros, operands.q8, k8, _FP32_ACCUMULATORS.get(accumulator, accumulator))

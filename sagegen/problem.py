@@ -15,7 +15,9 @@ Dtype = Literal["fp16", "bf16"]
 Precision = Literal["int8", "int4"]
 Mask = Literal["full", "causal", "window"]
 
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 128, 256)
+#: Those that tuning and benches take unless others are asked for.
+TUNED_HEAD_DIMS = (64, 128)
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 

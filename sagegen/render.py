@@ -19,11 +19,10 @@ from sagegen.layout import (
     MEAN_TILE,
     QUANTIZE_THREADS,
     QUERY_WARPS,
-    REGION_ALIGN,
-    WGMMA_ALIGN,
     make_layout,
     round_up,
     row_unit,
+    tile_align,
 )
 from sagegen.plan import ROLES
 from sagegen.problem import Problem
@@ -104,6 +103,7 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
     """
     named = Source(source_name(problem, config), problem, config, text="")
     layout = make_layout(config, problem)
+    align = tile_align(config, problem)
     values = {
         "source": named,
         "problem": problem,
@@ -115,10 +115,11 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
         "fields": fields_of(config, problem),
         "k_groups": K_GROUPS,
         "quantize_threads": QUANTIZE_THREADS,
-        "v_stage_offset": round_up(layout.k_record_bytes, WGMMA_ALIGN if config.family == "wgmma" else REGION_ALIGN),
+        "v_stage_offset": round_up(layout.k_record_bytes, align),
+        "tile_align": align,
         "barrier_bytes": BARRIER_BYTES,
         "query_warps": QUERY_WARPS,
-        "quantize_min_blocks": _quantize_min_blocks(config),
+        "quantize_min_blocks": _quantize_min_blocks(config, problem),
         "delta_means": DELTA_MEANS,
         "delta_keys": DELTA_KEYS,
         "mean_tile": MEAN_TILE,
@@ -129,11 +130,11 @@ def render(problem: Problem, config: Config, target: Target = "cuda") -> Source:
     return Source(named.name, problem, config, text)
 
 
-def _quantize_min_blocks(config: Config) -> int:
+def _quantize_min_blocks(config: Config, problem: Problem) -> int:
     """Resident blocks per SM, which hide the latency of the quantizer's loads: fewer where a thread holds much."""
     prepared = config.smooths_q or config.rotates
     if config.family == "mma":
-        return 2 if prepared else 3
+        return (2 if prepared else 3) - (problem.head_dim > 128)
     if prepared and config.block_k > (128 if config.rotates or config.balances else 192):
         return 1
     return 3 if config.block_k <= 128 and not prepared else 2

@@ -93,6 +93,8 @@ _ANY = ("consumers",)
 WGMMA_RULES: tuple[Rule[WgmmaConfig], ...] = (
     Rule("arch", "wgmma is an instruction of sm_90a alone", lambda _, t: abs(t.gpu.compute_capability - 90),
          reads=_ANY),
+    Rule("head_dim", "O of 256 channels is half of a thread's registers, and with sums of rows wider than one wgmma",
+         lambda _, t: max(0, t.problem.head_dim - 128), reads=_ANY),
     Rule("toolkit", "bulk copies into a block's own shared memory came with PTX 8.6, nvcc 12.8",
          lambda _, t: 0 if t.toolkit >= (12, 8) else 1, reads=_ANY),
     Rule("spans", "scale spans divide a tile; the packed exponent has one step, hence one span, for a tile", _spans,

@@ -45,12 +45,12 @@ def attention(
     """softmax(scale q k^T) v by the tuned kernel for this GPU and these lengths.
 
     What no kernel can do is answered by torch SDPA, with one log line per reason, or refused under SAGEGEN_STRICT=1:
-    gradients, masks, windows, head dims above 128, other dtypes. CPU tensors get exact attention in FP32.
+    gradients, masks, windows, head dims above 256, other dtypes. CPU tensors get exact attention in FP32.
 
     Args:
         q: [batch, heads_q, q_len, head_dim] for layout HND, [batch, q_len, heads_q, head_dim] for NHD; float16 or
             bfloat16. Any strides; a last dim that is not contiguous, or rows that are not 16 bytes apart, cost a copy,
-            and so does a head_dim below 128 other than 64, which is padded.
+            and so does a head_dim below 256 other than 64 and 128, which is padded.
         k, v: the same with heads_kv and kv_len; heads_kv divides heads_q (GQA). Beside a 16-bit v, q and k in float32
             are cast to its type, and the output has it.
         layout: `HND` or `NHD`.

@@ -12,7 +12,7 @@ import pytest
 from sagegen.build import BuildFailure, Built, build_batch, find_toolkit
 from sagegen.env import read_env
 from sagegen.gpu import GPUS, find_gpu
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_HEAD_DIMS, Problem
 from sagegen.render import Source, render
 from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import parse_config
@@ -25,7 +25,7 @@ Sass = Callable[[Built, str], str]
 
 #: One GPU per architecture.
 ONE_PER_ARCH = {GPUS[name].arch: name for name in ("a100", "rtx3090", "l20", "h200", "rtx5090")}
-PROBLEMS = [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]
+PROBLEMS = [Problem(d, t, causal) for d in TUNED_HEAD_DIMS for t in DTYPES for causal in (False, True)]
 INT4 = Problem(128, "bf16", is_causal=False, precision="int4")
 #: Configs that differ in every structural parameter, beside the defaults.
 DIVERSE = (
@@ -48,6 +48,16 @@ def test_own_and_l20_default_configs_compile_without_spills(build: Build, arch: 
                 sources[render(problem, config).name] = render(problem, config)
     assert len(sources) == (16 if arch == "sm_90" else 8)  # its own takes 16-bit P V, FP8 is emulated there
     for built in build(arch, list(sources.values())):
+        for role, used in built.resources.items():
+            assert used.spill_store_bytes == used.spill_load_bytes == 0, (built.name, role)
+
+
+@pytest.mark.parametrize("arch", ONE_PER_ARCH)
+def test_defaults_for_256_channels_compile_without_spills(build: Build, arch: str) -> None:
+    gpu = find_gpu(ONE_PER_ARCH[arch])
+    problems = [Problem(256, dtype, causal) for dtype in DTYPES for causal in (False, True)]
+    sources = [render(problem, default_config(Target(gpu, problem))) for problem in problems]
+    for built in build(arch, sources):
         for role, used in built.resources.items():
             assert used.spill_store_bytes == used.spill_load_bytes == 0, (built.name, role)
 

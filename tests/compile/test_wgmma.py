@@ -12,7 +12,7 @@ import pytest
 from sagegen.build import FLAGS, Built
 from sagegen.env import read_env
 from sagegen.gpu import find_gpu
-from sagegen.problem import HEAD_DIMS, Problem
+from sagegen.problem import TUNED_HEAD_DIMS, Problem
 from sagegen.render import Source, render
 from sagegen.rules import Target, check_config, default_config
 from sagegen.space import parse_config
@@ -109,6 +109,6 @@ def test_ptxas_serializes_no_product(tmp_path: Path, source: Source) -> None:
     assert "C75" not in done.stderr
 
 
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", TUNED_HEAD_DIMS)
 def test_the_default_of_hopper_is_of_this_family(head_dim: int) -> None:
     assert default_config(Target(H200, Problem(head_dim, "bf16", False))).family == "wgmma"

@@ -131,7 +131,7 @@ def test_a_wrong_type_is_named(arguments, names):
     ("arguments", "because"),
     [
         # A11, A12: other head dims
-        *(({"q": zeros(1, 8, 5, d)}, f"head_dim {d}") for d in (129, 160, 256, 512)),
+        *(({"q": zeros(1, 8, 5, d)}, f"head_dim {d}") for d in (257, 384, 512)),
         ({"q": zeros(1, 8, 5, 64, dtype=torch.float32)}, "torch.float32"),
         ({"q": zeros(1, 8, 5, 64, dtype=torch.float64)}, "torch.float64"),
         ({"attn_mask": zeros(1, 300, dtype=torch.bool), "is_causal": True}, "attn_mask"),

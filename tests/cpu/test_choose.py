@@ -345,6 +345,26 @@ def test_a_padded_kernel_must_gain_more_than_its_copies_cost(env, length, head_d
     assert ask_wide(env, length, head_dim, backend="kernel").answer == "kernel"
 
 
+@pytest.mark.parametrize("head_dim", [129, 160, 256])
+def test_a12_an_untuned_default_kernel_answers_heads_above_128(env, head_dim):
+    keep(env, entry("int8"))
+    explanation = ask(env, head_dim=head_dim)
+    assert explanation.answer == "kernel"
+    assert not explanation.is_fallback
+    assert explanation.problem.head_dim == 256
+    assert explanation.config.family == "mma"
+    assert explanation.notes[-1].endswith("to tune it: sagegen tune --gpu h200 --head-dim 256 --dtype fp16")
+    padded = f"head_dim {head_dim} is padded to 256: q, k, v and out are copied"
+    assert (padded in explanation.notes) == (head_dim < 256)
+
+
+@pytest.mark.parametrize("head_dim", [257, 384, 512])
+def test_a12_torch_answers_heads_above_256(env, head_dim):
+    explanation = ask(env, head_dim=head_dim)
+    assert (explanation.answer, explanation.is_fallback) == ("sdpa", True)
+    assert explanation.reason == f"head_dim {head_dim} has no kernel, 256 is the widest"
+
+
 def test_a_padded_kernel_says_that_inputs_are_copied(env):
     keep(env, entry("int8"))
     assert "head_dim 48 is padded to 64: q, k, v and out are copied" in ask(env, head_dim=48).notes

@@ -584,8 +584,8 @@ def test_forced_backends(dispatcher, machine, env, caplog, backend):
 
 def test_a_forced_kernel_that_cannot_run_raises_why(dispatcher, env):
     ship(env, make_entry())
-    with pytest.raises(UnsupportedError, match="head_dim 192 has no kernel"):
-        call(dispatcher, tensor(1, 2, 5, 192), backend="kernel")
+    with pytest.raises(UnsupportedError, match="head_dim 384 has no kernel, 256 is the widest"):
+        call(dispatcher, tensor(1, 2, 5, 384), backend="kernel")
 
 
 def test_the_environments_backend_holds_unless_the_call_says_otherwise(machine, env):
@@ -610,8 +610,8 @@ def strict(env: Env) -> Env:
 def test_strict_refuses_what_would_fall_back(machine, env):
     dispatcher = Dispatcher(machine, lambda: strict(env))
     for _ in range(2):
-        with pytest.raises(UnsupportedError, match="head_dim 160"):
-            call(dispatcher, tensor(1, 2, 5, 160))
+        with pytest.raises(UnsupportedError, match="head_dim 384"):
+            call(dispatcher, tensor(1, 2, 5, 384))
 
 
 def test_strict_allows_torch_where_it_is_faster_or_asked_for(machine, env):

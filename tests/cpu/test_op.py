@@ -107,9 +107,9 @@ def test_cpu_tensors_get_exact_attention(make, is_causal, layout):
     assert sagegen.last_dispatch().answer == "reference"
 
 
-@pytest.mark.parametrize("head_dim", [40, 72, 80, 96, 120])
+@pytest.mark.parametrize("head_dim", [40, 72, 80, 96, 120, 160, 256, 384, 512])
 def test_other_head_dims_keep_width_and_contiguity(make, head_dim):
-    """A11."""
+    """A11, A12."""
     q = make(1, 8, 32, head_dim)
     out = sagegen.attention(q, q, q)
     assert out.shape == q.shape

@@ -23,7 +23,7 @@ def test_a_name_that_spells_no_problem_is_refused(name: str) -> None:
 
 
 def test_a_problem_without_kernel_names_the_field_and_what_exists() -> None:
-    with pytest.raises(UnknownNameError, match=r"head_dim=80.*64, 128"):
+    with pytest.raises(UnknownNameError, match=r"head_dim=80.*64, 128, 256"):
         Problem(80, "bf16", is_causal=False)
 
 

@@ -13,8 +13,8 @@ from drawn_calls import ALL_DTYPES, KERNEL_DTYPES, KERNEL_HEAD_DIMS, DrawnCall, 
 from drawn_checks import check_call
 from sagegen.runtime import fallback
 
-ANY = drawn_calls(longest=40, head_dims=st.integers(1, 256), dtypes=ALL_DTYPES)
-#: What a kernel answers: eight problems, so as many compilations of a second; a block of queries takes a head 40 ms.
+ANY = drawn_calls(longest=40, head_dims=st.integers(1, 288), dtypes=ALL_DTYPES)
+#: What a kernel answers: twelve problems, so as many compilations of a second; a block of queries takes a head 40 ms.
 EMULATED = drawn_calls(
     longest=70,
     head_dims=st.sampled_from(KERNEL_HEAD_DIMS),

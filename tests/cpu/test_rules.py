@@ -377,6 +377,7 @@ wgmma_configs = st.builds(WgmmaConfig, **{p.name: st.sampled_from(p.values) for 
         ("registers", replace(WGMMA, block_k=192), H200),
         ("registers", replace(PACKED, consumers=2, block_k=256, k_span=256, schedule="overlap"), H200),
         ("registers", replace(WGMMA, block_k=256), replace(H200, problem=Problem(64, "fp16", True))),
+        ("head_dim", WGMMA, replace(H200, problem=Problem(256, "fp16", True))),
     ],
 )
 def test_a_wgmma_rule_refuses_what_it_is_for(rule: str, config: WgmmaConfig, target: Target) -> None:

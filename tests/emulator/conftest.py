@@ -12,9 +12,9 @@ import pytest
 from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
 from sagegen.gpu import find_gpu
-from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Problem
+from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, TUNED_HEAD_DIMS, Problem
 from sagegen.reference import fp8_accumulator
-from sagegen.rules import RULES, Target
+from sagegen.rules import RULES, Target, default_config
 from sagegen.space import FAMILIES, config_values
 
 #: FP8 products have an FP22 accumulator on the first, FP32 on the second. A family that neither runs needs a third.
@@ -61,8 +61,8 @@ class Variant:
         return own
 
 
-def draw_variant(space, rng):
-    problem = Problem(rng.choice(HEAD_DIMS), rng.choice(DTYPES), rng.choice((False, True)), rng.choice(PRECISIONS))
+def draw_variant(space, head_dims, rng):
+    problem = Problem(rng.choice(head_dims), rng.choice(DTYPES), rng.choice((False, True)), rng.choice(PRECISIONS))
     config = space.config_type(*[draw_value(p, rng) for p in space.params])
     return Variant(rng.choice(GPUS), problem, config)
 
@@ -79,20 +79,20 @@ def is_valid(variant):
     return all(rule.margin(variant.config, target) <= 0 for rule in RULES[variant.config.family])
 
 
-def wanted_of(traits):
+def wanted_of(traits, in_pairs=True):
     """What a variant covers: its traits, and every pair of those that count in company."""
-    paired = [trait for trait in traits.items() if trait[0] not in _ALONE]
+    paired = [trait for trait in traits.items() if in_pairs and trait[0] not in _ALONE]
     return {*((trait,) for trait in traits.items()), *combinations(paired, 2)}
 
 
-def pick_variants(space):
+def pick_variants(space, head_dims, in_pairs=True):
     """Few variants of a family that cover what is found in a pool of valid ones; always the same ones."""
     rng = random.Random(0)
     pool = {}
     for _ in range(_MOST_DRAWS):
-        variant = draw_variant(space, rng)
+        variant = draw_variant(space, head_dims, rng)
         if is_valid(variant):
-            pool[variant] = wanted_of(variant.traits)
+            pool[variant] = wanted_of(variant.traits, in_pairs)
         if len(pool) == _POOL:
             break
     missing = set().union(*pool.values())
@@ -103,7 +103,14 @@ def pick_variants(space):
     return picked
 
 
-VARIANTS = [variant for space in FAMILIES.values() for variant in pick_variants(space)]
+#: Nothing is tuned for these, so their default configs answer: FP8 V on the first GPU, 16-bit V on the second.
+WIDE_DEFAULTS = (("l20", Problem(256, "bf16", is_causal=True)), ("rtx3090", Problem(256, "fp16", is_causal=False)))
+WIDE_HEAD_DIMS = tuple(d for d in HEAD_DIMS if d not in TUNED_HEAD_DIMS)
+VARIANTS = [
+    *(variant for space in FAMILIES.values() for variant in pick_variants(space, TUNED_HEAD_DIMS)),
+    *pick_variants(FAMILIES["mma"], WIDE_HEAD_DIMS, in_pairs=False),  # they are slow, and the same text but for sizes
+    *(Variant(gpu, p, default_config(Target(find_gpu(gpu), p))) for gpu, p in WIDE_DEFAULTS),
+]
 
 
 def pytest_generate_tests(metafunc):

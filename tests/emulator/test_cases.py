@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import sagegen
-from sagegen.errors import ArgumentError
+from sagegen.errors import ArgumentError, UnsupportedError
 from sagegen.gpu import GPUS
 from sagegen.runtime import choose, programs
+from sagegen.runtime.dispatch import dispatcher
 
 pytestmark = pytest.mark.emulator
 
@@ -23,12 +24,13 @@ FP16, BF16 = torch.float16, torch.bfloat16
 
 @pytest.fixture(params=["reference", "mma", "wgmma"], autouse=True)
 def backend(request, monkeypatch):
-    """Who answers: the emulator runs the default kernel of an L20, or of an H200."""
+    """Who answers: the emulator runs the default kernel of an L20, of an H200, or of the GPU that a test names."""
     if request.param == "reference":
         return "reference"
-    gpu = GPUS["l20" if request.param == "mma" else "h200"]
+    gpu = GPUS[{"mma": "l20", "wgmma": "h200"}.get(request.param, request.param)]
     for module in (choose, programs):
         monkeypatch.setattr(module, "EMULATED_GPU", gpu)
+    dispatcher.cache_clear()  # it remembers the kernels of another GPU
     return "emulator"
 
 
@@ -115,6 +117,28 @@ def test_a11_head_dims_between_those_of_kernels(run, head_dim):
     out = run(q, k, v)
     assert_close(out, exact(q, k, v)[0])
     assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [160, 200, 256])
+@pytest.mark.parametrize("backend", ["reference", "l20", "rtx3090", "a100", "h200"], indirect=True)
+def test_a12_head_dims_above_128(run, head_dim, is_causal):
+    q, k, v = draw_qkv(4, 2, 131, 150, head_dim)
+    out, lse = run(q, k, v, is_causal=is_causal, return_lse=True)
+    ref, ref_lse = exact(q, k, v, is_causal)
+    assert_close(out, ref)
+    torch.testing.assert_close(lse.double(), ref_lse, atol=0.1, rtol=0)
+    assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("head_dim", [384, 512])
+def test_a12_head_dims_above_those_of_kernels(run, backend, head_dim):
+    q, k, v = draw_qkv(1, 1, 64, 64, head_dim)
+    if backend == "reference":
+        assert_close(run(q, k, v), exact(q, k, v)[0])
+        return
+    with pytest.raises(UnsupportedError, match=f"head_dim {head_dim} has no kernel, 256 is the widest"):
+        run(q, k, v)
 
 
 def test_a13_a_v_of_another_width(run):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sagegen.measuring.call import Allocator, bind_call, call_program
 from sagegen.measuring.inputs import DTYPES as TORCH_DTYPES
 from sagegen.measuring.inputs import INPUT_KINDS, Inputs, draw_normal
-from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, Shape
+from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, TUNED_HEAD_DIMS, Shape
 from sagegen.reference import attention, quantized_attention
 from sagegen.space import FAMILIES
 
@@ -44,7 +44,7 @@ def test_every_value_of_every_parameter_has_a_variant(family, variants):
     for param in FAMILIES[family].params:
         assert {getattr(variant.config, param.name) for variant in own} == set(param.values), param.name
     problems = {variant.problem for variant in own}
-    assert {p.head_dim for p in problems} == set(HEAD_DIMS)
+    assert {p.head_dim for p in problems} == set(HEAD_DIMS if family == "mma" else TUNED_HEAD_DIMS)
     assert {p.dtype for p in problems} == set(DTYPES)
     assert {p.is_causal for p in problems} == {False, True}
     quantized = [variant for variant in own if variant.config.quantizes_v]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 KERNEL_DTYPES = ("float16", "bfloat16")
 ALL_DTYPES = (*KERNEL_DTYPES, "float32", "float64")
-KERNEL_HEAD_DIMS = (64, 128)
+KERNEL_HEAD_DIMS = (64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sagegen.mma_rules import default_mma_config
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.problem import DTYPES, TUNED_HEAD_DIMS, Problem
 from sagegen.rules import Target, broken_rules
 from sagegen.space import Config, Value
 from sagegen.wgmma_rules import default_wgmma_config
 
-PROBLEMS = [Problem(d, t, causal) for d in HEAD_DIMS for t in DTYPES for causal in (False, True)]
+PROBLEMS = [Problem(d, t, causal) for d in TUNED_HEAD_DIMS for t in DTYPES for causal in (False, True)]
 
 _DEFAULTS: Mapping[str, Callable[[Target], Config]] = {
     "mma": default_mma_config,

@@ -16,7 +16,7 @@ import torch
 from sagegen.measuring.call import Allocator
 from sagegen.measuring.inputs import DTYPES as TORCH_DTYPES
 from sagegen.measuring.inputs import Inputs, draw_normal
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem, Shape
+from sagegen.problem import DTYPES, TUNED_HEAD_DIMS, Problem, Shape
 
 #: batch x query heads x queries x keys of a call at most: its exact answer takes a millisecond or two in FP64.
 MOST_SCORES = 1 << 23
@@ -50,7 +50,7 @@ class RandomCall:
 def draw_call(index: int) -> RandomCall:
     """The call of a number."""
     rng = random.Random(index)
-    problem = Problem(rng.choice(HEAD_DIMS), rng.choice(DTYPES), rng.random() < 0.5)
+    problem = Problem(rng.choice(TUNED_HEAD_DIMS), rng.choice(DTYPES), rng.random() < 0.5)
     return RandomCall(
         index=index,
         draw=rng.randrange(1 << 30),

@@ -54,7 +54,15 @@ def test_a18_gradients_are_torchs():
         assert_right(q, k, v)
 
 
-@pytest.mark.parametrize("head_dim", [160, 256, 384, 512])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("head_dim", [160, 200, 256])
+def test_a12_head_dims_above_128(head_dim, is_causal):
+    q, k, v = draw_qkv(1, 1, 1, 1024, 1024, head_dim)
+    out = assert_right(q, k, v, is_causal=is_causal)
+    assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("head_dim", [384, 512])
 def test_a12_head_dims_above_those_of_kernels(head_dim, caplog):
     warn_once.cache_clear()
     q, k, v = draw_qkv(1, 1, 1, 1024, 1024, head_dim)

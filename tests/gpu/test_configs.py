@@ -11,7 +11,7 @@ from sagegen.measuring.call import call_program
 from sagegen.measuring.floors import captured_floor, find_floor
 from sagegen.measuring.gate import Cases, figures, run_gate
 from sagegen.measuring.inputs import INPUT_KINDS, load_captured
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.problem import DTYPES, TUNED_HEAD_DIMS, Problem
 from sagegen.reference import fp8_accumulator, quantized_attention
 
 pytestmark = pytest.mark.gpu
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 CAPTURED = Path(__file__).parents[1] / "data" / "smollm2_qkv.safetensors"
 CASES = [
     pytest.param(Problem(d, t, causal), index, id=f"{Problem(d, t, causal).name}-{index}")
-    for d in HEAD_DIMS
+    for d in TUNED_HEAD_DIMS
     for t in DTYPES
     for causal in (False, True)
     for index in range(TRIED + LEFT_ALONE)

@@ -14,14 +14,14 @@ from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
 from sagegen.launch import load_program
 from sagegen.measuring.call import call_program
-from sagegen.problem import DTYPES, HEAD_DIMS, Problem
+from sagegen.problem import DTYPES, TUNED_HEAD_DIMS, Problem
 
 pytestmark = pytest.mark.gpu
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 CASES = [
     pytest.param(Problem(d, t, causal), index, id=f"{Problem(d, t, causal).name}-{index}")
-    for d in HEAD_DIMS
+    for d in TUNED_HEAD_DIMS
     for t in DTYPES
     for causal in (False, True)
     for index in range(TRIED + LEFT_ALONE)

@@ -15,7 +15,7 @@ from drawn_checks import check_call, options_of
 
 pytestmark = pytest.mark.gpu
 
-ANY = drawn_calls(longest=160, head_dims=st.integers(1, 256), dtypes=ALL_DTYPES)
+ANY = drawn_calls(longest=160, head_dims=st.integers(1, 288), dtypes=ALL_DTYPES)
 KERNELS = drawn_calls(
     longest=300, head_dims=st.sampled_from(KERNEL_HEAD_DIMS), dtypes=KERNEL_DTYPES, hides=False, most_heads=6
 )
