@@ -9,6 +9,7 @@ import torch
 
 import sagegen
 from drawn_calls import DrawnCall, Tensors, make_tensors
+from exact_attention import attend, seen_keys
 from sagegen.runtime.explanation import KERNEL_ANSWERS
 
 #: Largest error of an output, by the largest value: two roundings, of weights and of the output, and some.
@@ -20,29 +21,14 @@ KERNEL_L2, KERNEL_LSE = 0.075, 0.08
 
 def exact(call: DrawnCall, x: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Output, HND, and lse in FP64. A row that sees no key is 0 and -inf."""
-    q, k, v = ((y if call.layout == "HND" else y.transpose(1, 2)).double() for y in (x.q, x.k, x.v))
-    k, v = k.repeat_interleave(call.group, 1), v.repeat_interleave(call.group, 1)
-    scores = torch.einsum("bhid,bhjd->bhij", q, k) * (call.head_dim**-0.5 if call.scale is None else call.scale)
-    if x.mask is not None and x.mask.dtype != torch.bool:
-        scores = scores + x.mask.double()
-    scores = scores.masked_fill(~visible(call, x), -math.inf)
-    lse = scores.logsumexp(-1) if call.kv_len else scores.new_full(scores.shape[:-1], -math.inf)
-    weights = torch.where(lse[..., None] == -math.inf, 0, (scores - lse[..., None]).exp())
-    return torch.einsum("bhij,bhjd->bhid", weights, v), lse
+    q, k, v = (y if call.layout == "HND" else y.transpose(1, 2) for y in (x.q, x.k, x.v))
+    bias = None if x.mask is None or x.mask.dtype == torch.bool else x.mask
+    return attend(q, k, v, visible(call, x), call.head_dim**-0.5 if call.scale is None else call.scale, bias)
 
 
 def visible(call: DrawnCall, x: Tensors) -> torch.Tensor:
-    """[q_len, kv_len], or what that broadcasts to with a bool mask: query i stands at key i + kv_len - q_len."""
-    at = torch.arange(call.q_len, device=x.q.device)[:, None] + call.kv_len - call.q_len
-    key = torch.arange(call.kv_len, device=x.q.device)[None]
-    seen = torch.ones(call.q_len, call.kv_len, dtype=torch.bool, device=x.q.device)
-    if call.is_causal:
-        seen &= key <= at
-    left, right = call.window or (-1, -1)
-    if left != -1:
-        seen &= key >= at - left
-    if right != -1:
-        seen &= key <= at + right
+    """[q_len, kv_len], or what that broadcasts to with a bool mask."""
+    seen = seen_keys(call.q_len, call.kv_len, call.is_causal, call.window, x.q.device)
     return seen & x.mask if x.mask is not None and x.mask.dtype == torch.bool else seen
 
 
