@@ -176,7 +176,8 @@ def check_ragged(
     left_lse = blank_lse if lse is None else lse.clone()
     for i, (expected, expected_lse) in enumerate(exact_items(problem, call)):
         found, found_lse = call.of_rows(out, left_lse, i)
-        check_close(found, None if lse is None else found_lse, expected, expected_lse, program.config.quantizes_v)
+        v = None if program.config.quantizes_v else call.v[call.keys[i]].transpose(0, 1)
+        check_close(found, None if lse is None else found_lse, expected, expected_lse, v)
         for x in call.of_rows(left, left_lse, i):
             x.fill_(UNTOUCHED)
     assert (left == UNTOUCHED).all(), "rows of no sequence were written"
@@ -188,16 +189,20 @@ def check_close(
     lse: torch.Tensor | None,
     expected: torch.Tensor,
     expected_lse: torch.Tensor,
-    quantizes_v: bool,
+    v: torch.Tensor | None = None,
 ) -> None:
-    """As near to exact attention as kernels are; 0 and -inf where no key is seen; NaN as docs/numerics.md has it."""
+    """As near to exact attention as kernels are; 0 and -inf where no key is seen; NaN as docs/numerics.md has it.
+
+    Args:
+        v: of the call, where P V takes it as it is; None where it is quantized.
+    """
     must = may = expected.isnan()
     lse_is_nan = expected_lse.isnan()
-    if quantizes_v:  # a bad value spoils all channels, and the lse
+    if v is None:  # a bad value spoils all channels, and the lse
         must = may = must.any(-1, keepdim=True).expand_as(must)
         lse_is_nan = must.any(-1)
     else:  # a hidden one is multiplied by 0 where a row's tile reads it
-        channels = (must & ~must.all(-1, keepdim=True)).any(-2, keepdim=True)
+        channels = (~v.isfinite()).any(-2, keepdim=True).repeat_interleave(out.shape[-3] // v.shape[-3], -3)
         may = must | channels & (expected_lse != -math.inf)[..., None]
     assert (out.isnan() | ~must).all(), "a value that should be NaN is not"
     assert (may | ~out.isnan()).all(), "NaN reaches other values"
