@@ -20,7 +20,7 @@ ALIGNMENT = 16
 
 _KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _OTHER_DTYPES = (torch.float32, torch.float64)
-_ALIGNED_ELEMENTS = ALIGNMENT // 2
+ALIGNED_ELEMENTS = ALIGNMENT // 2
 _CONTIGUOUS = "give a tensor of shape [batch, heads, tokens, dim] (HND) or [batch, tokens, heads, dim] (NHD)"
 
 
@@ -104,7 +104,7 @@ def make_checked(
     cast = cast_type(q, k, v)
     dtype = cast or q.dtype
     is_causal, window = narrow(options.is_causal, options.window)
-    hides_keys = attn_mask is not None and not is_causal and window is None and _hides_keys(attn_mask)
+    hides_keys = attn_mask is not None and not is_causal and window is None and is_key_mask(attn_mask)
     obstacle = _obstacle(dtype, head_dim, options, is_masked=attn_mask is not None and not hides_keys)
     is_padded = head_dim not in HEAD_DIMS
     return Checked(
@@ -126,9 +126,10 @@ def cast_type(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.dtype 
     return v.dtype if q.dtype == k.dtype == torch.float32 and v.dtype in _KERNEL_DTYPES else None
 
 
-def _hides_keys(mask: torch.Tensor) -> bool:
-    """Whether all rows and heads of a batch item see the same keys."""
-    return mask.dtype == torch.bool and all(size == 1 for size in mask.shape[-3 if mask.dim() > 2 else -2 : -1])
+def is_key_mask(mask: torch.Tensor) -> bool:
+    """Whether a mask of 2 to 4 dims says of every row and head of a batch item the same: one of them, or expanded."""
+    shared = range(max(0, mask.dim() - 3), mask.dim() - 1)
+    return mask.dtype == torch.bool and all(mask.shape[dim] == 1 or mask.stride(dim) == 0 for dim in shared)
 
 
 def _make_problem(head_dim: int, dtype: Dtype, options: Options, is_ragged: bool) -> Problem:
@@ -188,7 +189,7 @@ def is_readable(x: torch.Tensor) -> bool:
     are free."""
     *outer, channel = zip(x.shape, x.stride(), strict=True)
     return (channel[0] <= 1 or channel[1] == 1) and all(
-        size <= 1 or stride % _ALIGNED_ELEMENTS == 0 for size, stride in outer
+        size <= 1 or stride % ALIGNED_ELEMENTS == 0 for size, stride in outer
     )
 
 

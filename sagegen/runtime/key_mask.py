@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from sagegen.plan import Ragged
+from sagegen.runtime.addresses import UNALIGNED
 from sagegen.runtime.answers import Result
-from sagegen.runtime.arguments import Checked
+from sagegen.runtime.arguments import ALIGNED_ELEMENTS, Checked, is_readable
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.options import Options
 from sagegen.runtime.prepare import Ground, Inputs
@@ -22,7 +23,7 @@ class KeyMaskAnswer:
     Without causality or a window their order is no part of the result. Hidden keys are read by nobody but this copy.
 
     Attributes:
-        attn_mask: bool, broadcastable to [batch, 1, 1, kv_len].
+        attn_mask: see `arguments.is_key_mask`.
         batch, kv_len: of the call.
         layout: of its tensors.
     """
@@ -42,17 +43,26 @@ class KeyMaskAnswer:
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
         assert self.attn_mask is not None
-        mask = self.attn_mask.view(-1, self.attn_mask.shape[-1]).expand(self.batch, self.kv_len)
+        mask = self.attn_mask[..., 0, :]  # of any row, then of any head
+        mask = mask if mask.dim() == 1 else mask[..., 0, :]
+        mask = mask.expand(self.batch, self.kv_len)
         order = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-        items = torch.arange(self.batch, device=q.device)[:, None]
+        # made in every call: a graph that captures it must find it anew
         table = torch.zeros(self.batch, 4, dtype=torch.int32, device=q.device)
         table[:, 1] = q.shape[2 if self.layout == "HND" else 1]
-        table[:, 3] = mask.sum(1)
-        if self.layout == "HND":
-            k, v = (x.transpose(1, 2)[items, order].transpose(1, 2) for x in (k, v))
-        else:
-            k, v = (x[items, order] for x in (k, v))
+        torch.sum(mask, 1, dtype=torch.int32, out=table[:, 3])
+        k, v = (_take_tokens(x, order, self.layout) for x in (k, v))
         return self.inner.run(q, k, v, table, out)
+
+
+def _take_tokens(x: torch.Tensor, order: torch.Tensor, layout: str) -> torch.Tensor:
+    """`x` with the tokens of each batch item in `order`, [batch, kv_len]; dense, [batch, tokens, heads, dim]."""
+    tokens = x.transpose(1, 2) if layout == "HND" else x
+    items = torch.arange(len(order), device=x.device)[:, None]
+    # torch moves one element at a time: eight channels are one where they lie so
+    is_wide = x.shape[-1] % ALIGNED_ELEMENTS == 0 and is_readable(x) and not x.data_ptr() & UNALIGNED
+    taken = tokens.view(torch.complex128)[items, order].view(x.dtype) if is_wide else tokens[items, order]
+    return taken.transpose(1, 2) if layout == "HND" else taken
 
 
 def prepare_key_mask(

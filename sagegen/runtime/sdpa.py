@@ -66,7 +66,7 @@ def sdpa_with(
     found = reason or view_as_attention(query, key, value, enable_gqa)
     if isinstance(found, Views):
         try:
-            return _attend_views(found, is_causal, scale, options)
+            return _attend_views(found, attn_mask, is_causal, scale, options)
         except ArgumentError as error:  # torch has its own words for it
             found = str(error)
     _note_torch(found, kind, backend)
@@ -108,8 +108,12 @@ def _note_torch(reason: str, device: str, backend: str | None) -> None:
     dispatcher().answer_by_torch(reason, device, backend)
 
 
-def _attend_views(views: Views, is_causal: bool, scale: float | None, options: Mapping[str, Any]) -> torch.Tensor:
+def _attend_views(
+    views: Views, attn_mask: torch.Tensor | None, is_causal: bool, scale: float | None, options: Mapping[str, Any]
+) -> torch.Tensor:
     """`attention` of four-dimensional views, its output in torch's shape."""
-    result = attention(views.query, views.key, views.value, is_causal=is_causal, scale=scale, **options)
+    result = attention(
+        views.query, views.key, views.value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, **options
+    )
     out = result[0] if isinstance(result, tuple) else result
     return out if len(views.shape) == 4 else out.view(views.shape)

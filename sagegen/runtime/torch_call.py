@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sagegen.runtime.arguments import is_key_mask
+
 
 class Views(NamedTuple):
     """What `attention` takes, [batch, heads, tokens, dim] with one dim of batch, and the shape of torch's output."""
@@ -41,8 +43,8 @@ def torch_reason(
         return "an input has less than 2 dimensions"
     if dropout_p:
         return "dropout has no kernel"
-    if attn_mask is not None:
-        return "attn_mask has no kernel yet"
+    if attn_mask is not None and not _is_key_mask(query, key, value, attn_mask):
+        return "attn_mask has no kernel but of bools that hide keys from all rows and heads of four-dimensional inputs"
     if is_causal and query.shape[-2] != key.shape[-2]:
         return "is_causal with unequal lengths means top-left alignment here"
     if query.shape[-1] != value.shape[-1] or query.shape[-1] == 0:
@@ -50,6 +52,12 @@ def torch_reason(
     if scale is not None and not _is_finite(scale):
         return f"scale={scale} is no finite number"
     return None
+
+
+def _is_key_mask(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether `attention` takes the inputs as they are, and a kernel the mask."""
+    is_plain = query.dim() == 4 and query.shape[:2] == key.shape[:2] == value.shape[:2]
+    return is_plain and 2 <= mask.dim() <= 4 and is_key_mask(mask)
 
 
 def view_as_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> Views | str:

@@ -28,6 +28,16 @@ def check(q=None, k=None, v=None, attn_mask=None, **options):
     return check_call(q, k, k if v is None else v, Options(**options), attn_mask)
 
 
+@pytest.mark.parametrize("shape", [(1, 300), (1, 1, 300), (1, 1, 1, 300), (300, 300), (4, 1, 300), (1, 4, 300, 300)])
+def test_a_mask_of_keys_is_one_that_rows_and_heads_share(shape):
+    """By its shape, or because it is expanded: one stored element, or row."""
+    row = torch.zeros(300, dtype=torch.bool)
+    for mask in (zeros(*shape, dtype=torch.bool), row.expand(shape)):
+        checked = check(attn_mask=mask)
+        assert (checked.obstacle, checked.hides_keys) == (None, True)
+        assert checked.problem == Problem(128, "fp16", False, is_ragged=True)
+
+
 def test_hnd_shapes_are_read():
     checked = check(torch.zeros(2, 8, 5, 64, dtype=torch.bfloat16), torch.zeros(2, 4, 7, 64, dtype=torch.bfloat16))
     assert checked.shape == Shape(batch=2, heads_q=8, heads_kv=4, q_len=5, kv_len=7)
@@ -127,7 +137,8 @@ def test_a_wrong_type_is_named(arguments, names):
         ({"attn_mask": zeros(1, 300, dtype=torch.bool), "is_causal": True}, "attn_mask"),
         ({"attn_mask": zeros(1, 300, dtype=torch.bool), "window": (5, 5)}, "attn_mask"),
         ({"attn_mask": zeros(1, 300, dtype=torch.float32)}, "attn_mask"),
-        ({"attn_mask": zeros(4, 1, 300, dtype=torch.bool)}, "attn_mask"),
+        ({"attn_mask": torch.zeros(4, 1, 300, dtype=torch.bool)}, "attn_mask"),
+        ({"attn_mask": torch.zeros(300, 300, dtype=torch.bool)}, "attn_mask"),
         ({"attn_mask": zeros(1, 4, 300, 300, dtype=torch.float32)}, "attn_mask"),
         ({"smooth_k": False}, "smooth_k=False"),
     ],

@@ -8,9 +8,9 @@ import torch
 
 import sagegen
 from sagegen.errors import ArgumentError
-from sagegen.problem import Shape
+from sagegen.problem import Problem, Shape
 from sagegen.runtime.options import Options
-from sagegen.runtime.varlen_arguments import NO_KERNEL, Sequences, check_varlen
+from sagegen.runtime.varlen_arguments import Sequences, check_varlen
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float16, device: str = "cpu") -> torch.Tensor:
@@ -123,11 +123,25 @@ def test_a_call_is_a_batch_of_its_longest_sequence():
 
 
 @pytest.mark.parametrize(
+    ("options", "problem", "window"),
+    [
+        ({}, Problem(64, "fp16", False, is_ragged=True), None),
+        ({"is_causal": True}, Problem(64, "fp16", True, is_ragged=True), None),
+        ({"window": (-1, 0)}, Problem(64, "fp16", True, is_ragged=True), None),
+        ({"window": (3, 4)}, Problem(64, "fp16", False, is_windowed=True, is_ragged=True), (3, 4)),
+        ({"window": (3, 4), "is_causal": True}, Problem(64, "fp16", False, is_windowed=True, is_ragged=True), (3, 0)),
+    ],
+)
+def test_a_kernel_is_asked_for_sequences_of_any_lengths(options, problem, window):
+    checked = check(**options)
+    assert (checked.obstacle, checked.problem, checked.window) == (None, problem, window)
+
+
+@pytest.mark.parametrize(
     ("arguments", "obstacle"),
     [
-        ({}, NO_KERNEL),
         ({"q": zeros(8, 4, 64, dtype=torch.float32)}, "torch.float32 has no kernel"),
-        ({"window": (1, 1)}, "window has no kernel"),
+        ({"smooth_k": False}, "smooth_k=False has no kernel"),
     ],
 )
 def test_what_no_kernel_does_is_an_obstacle_not_an_error(arguments, obstacle):

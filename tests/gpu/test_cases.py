@@ -16,8 +16,8 @@ from sagegen.reference import attention as exact
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("pinned")]
 
-#: Who answers calls of many sequences; "kernel" comes here when there is one.
-VARLEN_BACKENDS = (None,)
+#: Who answers calls of many sequences.
+VARLEN_BACKENDS = ("kernel", None)
 
 
 # --- A: shapes, masks, call forms

@@ -78,10 +78,10 @@ def test_gradients_are_torchs(name: str) -> None:
     "name", ["causal_and_bool_mask", "causal_and_float_mask", "other_heads_without_gqa", "other_batches", "one_dim"]
 )
 def test_what_torch_refuses_is_refused(name: str) -> None:
-    """On the CPU: on a GPU torch 2.11 takes a mask with is_causal."""
+    """By its math: torch 2.11's fused attention, on a GPU and in FP16 on the CPU, takes a mask with is_causal."""
     call = make_call(REFUSED[name], torch.float16)
     with pytest.raises(Exception) as torchs:  # noqa: PT011  whatever torch raises
-        TORCH(call.query, call.key, call.value, call.mask, **REFUSED[name].options)
+        torch_math(call, REFUSED[name].options)
     call = call.to("cuda")
     with pytest.raises(torchs.type):
         sagegen.sdpa(call.query, call.key, call.value, call.mask, **REFUSED[name].options)
