@@ -122,7 +122,8 @@ def _choose_emulator(checked: Checked, options: Options, device: Device, needs_g
         return Explanation("sdpa", obstacle or "no kernel", is_fallback=True)
     config = _default_with_steps(EMULATED_GPU, problem, options)
     if config is None:
-        reason = f"{_spell(options.steps)} has no kernel in the emulator, which runs default configs alone"
+        what = _spell(options.steps) or _spell_precision(problem)
+        reason = f"{what} has no kernel in the emulator, which runs default configs alone"
         return Explanation("sdpa", reason, is_fallback=True)
     what = _describe_default(options, EMULATED_GPU.name + "'s")
     return Explanation(
@@ -234,6 +235,8 @@ def _choose_default(
     if problem.precision == "int4" and options.precision == "auto":  # nobody asked for it by name
         return refuse(untuned)
     config = _default_with_steps(device.gpu, problem, options)
+    if config is None and problem != problem.tuned:
+        return refuse(f"{_spell(options.steps) or _spell_precision(problem)} has no kernel for {problem.name}")
     if config is None:
         return refuse(f"{_spell(options.steps)} has no kernel: {untuned}")
     assumed = ASSUMED_COSINES[problem.precision]
@@ -247,6 +250,10 @@ def _choose_default(
 
 def _default_with_steps(gpu: Gpu, problem: Problem, options: Options) -> Config | None:
     return default_config_with(Target(gpu, problem), {STEPS[arg]: wanted for arg, wanted in options.steps.items()})
+
+
+def _spell_precision(problem: Problem) -> str:
+    return f"precision={problem.precision!r}"
 
 
 def _describe_default(options: Options, whose: str) -> str:

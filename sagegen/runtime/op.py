@@ -45,7 +45,8 @@ def attention(
     """softmax(scale q k^T) v by the tuned kernel for this GPU and these lengths.
 
     What no kernel can do is answered by torch SDPA, with one log line per reason, or refused under SAGEGEN_STRICT=1:
-    gradients, masks, windows, head dims above 256, other dtypes. CPU tensors get exact attention in FP32.
+    gradients, masks that hide more than whole keys, head dims above 256, other dtypes. CPU tensors get exact attention
+    in FP32.
 
     Args:
         q: [batch, heads_q, q_len, head_dim] for layout HND, [batch, q_len, heads_q, head_dim] for NHD; float16 or
@@ -59,7 +60,9 @@ def attention(
             None is 1/sqrt(head_dim).
         window: (left, right) keys that a query sees on each side of its causal position; -1 leaves a side open.
         attn_mask: bool (True is seen) or floating (added to the scores), broadcastable to
-            [batch, heads_q, q_len, kv_len] in both layouts; combines with is_causal and window.
+            [batch, heads_q, q_len, kv_len] in both layouts; combines with is_causal and window. A kernel takes a bool
+            one that all heads and rows of a batch item share, without those: it leaves hidden keys out, at the price of
+            copies of k and v.
         precision: how Q and K are quantized: `int8`, `int4`, or `auto`: whichever tuned kernel is the fastest of those
             that reach `min_cosine`, INT8 where that is not known.
         min_cosine: least cosine, against FP64 on normal inputs, of the kernel that may answer. INT4 has 0.97 to 0.99:
@@ -123,8 +126,9 @@ def attention_varlen(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`attention` within each of many sequences that lie one behind another, without padding.
 
-    No kernel does this yet: torch SDPA answers, of padded copies, a bounded number of sequences at a time. CPU tensors
-    get exact attention in FP32. The host never waits for the device.
+    By the config that is tuned for dense calls of these lengths, compiled at the first call. What no kernel can do is
+    answered by torch SDPA, of padded copies, a bounded number of sequences at a time: as in `attention`, and Q smoothed
+    or in INT4. CPU tensors get exact attention in FP32. The host never waits for the device.
 
     Args:
         q: [total_q, heads_q, head_dim], the query rows of all sequences; dtypes and head dims as in `attention`.

@@ -12,6 +12,7 @@ from sagegen.abi import LAUNCH_ABI
 from sagegen.env import Env
 from sagegen.errors import ArgumentError, ConfigError
 from sagegen.gpu import GPUS
+from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
 from sagegen.runtime.arguments import check_call
@@ -19,6 +20,8 @@ from sagegen.runtime.choose import choose
 from sagegen.runtime.device import Device
 from sagegen.runtime.options import Options
 from sagegen.runtime.pinning import check_pin
+from sagegen.runtime.varlen_arguments import Sequences, check_varlen
+from sagegen.space import parse_config
 
 H200 = Device("cuda", 0, "NVIDIA H200", "sm_90", GPUS["h200"])
 UNKNOWN = Device("cuda", 0, "NVIDIA X", "sm_90", None)
@@ -370,10 +373,122 @@ def test_a_padded_kernel_says_that_inputs_are_copied(env):
     assert "head_dim 48 is padded to 64: q, k, v and out are copied" in ask(env, head_dim=48).notes
 
 
-# --- SAGEGEN_PIN
+# --- windows, masks of keys and packed sequences, which nobody tunes
 
 L20 = Device("cuda", 0, "NVIDIA L20", "sm_89", GPUS["l20"])
+#: As tuned ones are: valid on an H200, but a ragged problem has queries quantized by a kernel, and a window mma alone.
+TUNED_WGMMA = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
+TUNED_MMA = "mma_bq64_bk64_w4_st3_pve4m3f32_ad64_cvmagic_grthread_qs32_ks64_rsalways_qoreg_mb1"
 
+
+def ask_masked(env: Env, device: Device = H200, kv_len: int = 100, **options):
+    """With a mask of keys."""
+    q, k = (torch.zeros(3, 2, tokens, 64, dtype=torch.float16) for tokens in (8, kv_len))
+    wanted = Options(**options)
+    checked = check_call(q, k, k, wanted, torch.ones(3, 1, 1, kv_len, dtype=torch.bool))
+    return choose(checked, wanted, device, env, needs_grad=False, on_registry_error=_fail)
+
+
+def ask_packed(env: Env, device: Device = H200, longest: int = 100, **options):
+    """Three sequences of up to 100 keys."""
+    q, k = (torch.zeros(tokens, 2, 64, dtype=torch.float16, device="meta") for tokens in (24, 300))
+    starts = torch.zeros(4, dtype=torch.int32, device="meta")
+    wanted = Options(layout="NHD", **options)
+    checked = check_varlen(q, k, k, Sequences(starts, starts, 8, longest), wanted)
+    return choose(checked, wanted, device, env, needs_grad=False, on_registry_error=_fail)
+
+
+def ask_window(env: Env, device: Device = H200, **options):
+    return ask(env, device, window=(3, 5), **options)
+
+
+#: What asks, by the problem that it asks for.
+ASKING = {"window_int8": ask_window, "full_int8_ragged": ask_packed, "full_int8_ragged ": ask_masked}
+
+
+@pytest.mark.parametrize("kind", ASKING)
+def test_a_relative_takes_the_config_that_is_tuned_for_the_dense_problem(env, kind):
+    keep(env, entry("int8", 700, config=TUNED_MMA, gpu="l20", kv=(50, 200), vs_sdpa=2), gpu="l20")
+    explanation = ASKING[kind](env, L20)
+    assert (explanation.answer, explanation.is_fallback, explanation.found) == ("kernel", False, None)
+    assert explanation.problem.name == f"d64_fp16_{kind.strip()}"
+    assert explanation.config.name == TUNED_MMA
+    assert explanation.reason == "the config that l20 has for d64_fp16_full_int8, kv50-200"
+
+
+@pytest.mark.parametrize("ask_ragged", [ask_packed, ask_masked])
+def test_a_ragged_relative_of_wgmma_quantizes_its_queries_in_a_kernel_of_their_own(env, ask_ragged):
+    keep(env, entry(config=TUNED_WGMMA))
+    explanation = ask_ragged(env)
+    assert explanation.config == replace(parse_config(TUNED_WGMMA), q_quantizer="kernel")
+
+
+def test_a_window_takes_the_default_mma_config_where_wgmma_is_tuned(env):
+    keep(env, entry(config=TUNED_WGMMA))
+    explanation = ask_window(env)
+    assert explanation.config == default_config(Target(GPUS["h200"], explanation.problem))
+    assert explanation.config.family == "mma"
+    assert explanation.notes[-1].endswith("takes the default config: windows and ragged batches are not tuned")
+
+
+@pytest.mark.parametrize("kind", ASKING)
+def test_a_relative_of_what_nobody_tuned_takes_the_default_config(env, kind):
+    explanation = ASKING[kind](env)
+    assert (explanation.answer, explanation.provenance) == ("kernel", "untuned")
+    assert explanation.config == default_config(Target(GPUS["h200"], explanation.problem))
+
+
+def test_causal_sequences_take_what_is_tuned_for_causal_calls(env):
+    problem = "d64_fp16_causal_int8"
+    causal = entry(config=TUNED_MMA, gpu="l20", problem=problem, kernel=f"{problem}_{TUNED_MMA}")
+    keep(env, entry(config=TUNED_MMA.replace("mb1", "mb2"), gpu="l20"), causal, gpu="l20")
+    for options in ({"is_causal": True}, {"window": (-1, 0)}):
+        explanation = ask_packed(env, L20, **options)
+        assert explanation.problem.name == "d64_fp16_causal_int8_ragged"
+        assert explanation.config.name == TUNED_MMA
+
+
+def test_the_length_of_the_longest_sequence_decides(env):
+    other = TUNED_MMA.replace("cvmagic", "cvi2f")
+    keep(env, entry(config=TUNED_MMA, gpu="l20", kv=(1, 50)), entry(config=other, gpu="l20", kv=(51, None)), gpu="l20")
+    assert [ask_packed(env, L20, longest=n).config.name for n in (100, 101, 1 << 40)] == [other] * 3
+    assert [ask_masked(env, L20, n).config.name for n in (50, 51)] == [TUNED_MMA, other]
+
+
+def test_where_torch_answers_dense_calls_it_answers_masked_ones_but_neither_windows_nor_sequences(env):
+    keep(env, entry(config=TUNED_MMA, gpu="l20", answer="sdpa", vs_sdpa=0.8), gpu="l20")
+    explanation = ask_masked(env, L20)
+    assert (explanation.answer, explanation.is_fallback) == ("sdpa", False)
+    assert explanation.reason == "torch SDPA is faster at this length without a mask, so likely with one"
+    for forced in (ask_masked(env, L20, backend="kernel"), ask_window(env, L20), ask_packed(env, L20)):
+        assert (forced.answer, forced.config.name) == ("kernel", TUNED_MMA)
+
+
+@pytest.mark.parametrize("kind", ASKING)
+def test_a_relative_of_an_entry_that_is_too_coarse_is_not_taken(env, kind):
+    keep(env, entry(config=TUNED_MMA, gpu="l20", cosine=0.9991), gpu="l20")
+    assert ASKING[kind](env, L20).config.name == TUNED_MMA
+    assert ASKING[kind](env, L20, min_cosine=0.9995).config == default_config(
+        Target(GPUS["l20"], Problem(64, "fp16", False))
+    )
+
+
+@pytest.mark.parametrize("ask_ragged", [ask_packed, ask_masked])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"smooth_q": True}, "smooth_q=True has no kernel for d64_fp16_full_int8_ragged"),
+        ({"precision": "int4", "min_cosine": 0.9}, "precision='int4' has no kernel for d64_fp16_full_int4_ragged"),
+    ],
+)
+def test_means_of_queries_have_no_kernel_for_sequences(env, ask_ragged, options, reason):
+    """INT4's default config needs them as well."""
+    explanation = ask_ragged(env, **options)
+    assert (explanation.answer, explanation.is_fallback, explanation.reason) == ("sdpa", True, reason)
+    assert ask_window(env, **options).answer == "kernel"
+
+
+# --- SAGEGEN_PIN
 
 #: Valid on an H200, which PLAIN_V is not, and of V not smoothed either.
 PINNED = PLAIN_V.replace("scoverlap", "scplain")

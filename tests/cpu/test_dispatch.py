@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import hashlib
 import logging
 import math
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -361,6 +363,122 @@ def test_mask_kinds_and_lengths_pick_their_own_entries(dispatcher, machine, env)
     for kv_len, options in ((9, {}), (10, {}), (9, {"is_causal": True})):
         call(dispatcher, tensor(1, 2, 3, 64), tensor(1, 2, kv_len, 64), **options)
     assert [launch[0].program.cubin for launch in machine.launches] == [b"short", b"long", b"causal"]
+
+
+# --- masks of keys
+
+
+@pytest.fixture
+def keys_by_kernel(monkeypatch):
+    """Kernels for masks of keys are at hand; the fake machine notes what they are given instead of running them."""
+    monkeypatch.setattr(programs.Programs, "find", _find_any)
+
+
+def _find_any(self, explanation, device, env):
+    return FakeProgram(self._runtime, b"any", explanation.kernel, explanation.config, 0), True
+
+
+def read_table(at: int, batch: int) -> list[list[int]]:
+    numbers = (ctypes.c_int32 * (4 * batch)).from_address(at)
+    return [list(numbers[4 * i : 4 * i + 4]) for i in range(batch)]
+
+
+@dataclass
+class KeysSeen:
+    """A kernel for masks of keys that reads, at the addresses it is given, what there is at the time."""
+
+    machine: FakeMachine
+    plan: object
+    kv_len: int
+    seen: list[tuple[list[list[int]], list[float]]] = field(default_factory=list)
+
+    def launch(self, *addresses):
+        values = (ctypes.c_uint16 * (2 * self.kv_len * 64)).from_address(addresses[2])
+        first_channels = torch.tensor(list(values[::64]), dtype=torch.int32).short().view(torch.float16)
+        self.seen.append((read_table(addresses[7], 2), first_channels.tolist()))
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_keys_that_a_mask_leaves_are_brought_to_the_front_and_counted(
+    dispatcher, machine, keys_by_kernel, monkeypatch, layout
+):
+    """One head: values are the keys' numbers, so what the kernel gets is the order."""
+    launched = []
+
+    def prepare(self, plan):
+        launched.append(KeysSeen(machine, plan, 6))
+        return launched[-1]
+
+    monkeypatch.setattr(FakeProgram, "prepare", prepare)
+    q, v = tensor(2, 1, 5, 64), torch.arange(12.0).half().view(2, 1, 6, 1).repeat(1, 1, 1, 64)
+    mask = torch.tensor([[0, 1, 0, 1, 1, 0], [1, 1, 1, 0, 1, 1]]).bool()
+    if layout == "NHD":
+        q, v = q.transpose(1, 2), v.transpose(1, 2)
+    for given_mask in (mask, ~mask, torch.zeros_like(mask)):
+        call(dispatcher, q, v, v, attn_mask=given_mask[:, None, None], layout=layout)
+        (last,) = launched
+        table, order = last.seen[-1]
+        assert table == [[0, 5, 0, int(row.sum())] for row in given_mask]
+        for item in range(2):
+            kept = given_mask[item].nonzero().flatten() + 6 * item
+            assert order[6 * item : 6 * item + len(kept)] == kept.tolist()
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (1, 1, 6), (1, 1, 1, 6), (2, 1, 1, 6)], ids=str)
+def test_a_remembered_answer_takes_the_new_mask_and_keeps_none_alive(dispatcher, machine, keys_by_kernel, shape):
+    q, k = tensor(2, 2, 5, 64), tensor(2, 2, 6, 64)
+    for seen in (4, 2, 6):
+        mask = torch.arange(6).expand(shape) < seen
+        call(dispatcher, q, k, attn_mask=mask)
+        assert dispatcher.last.answer == "kernel"
+        assert dispatcher.last.problem == Problem(64, "fp16", False, is_ragged=True)
+        gone = weakref.ref(mask)
+        del mask
+        gc.collect()
+        assert gone() is None
+    assert len({id(launched) for launched, _ in machine.launches}) == 1  # prepared once
+    assert len(machine.launches) == 3
+
+
+@pytest.mark.parametrize(
+    ("mask", "options"),
+    [
+        (torch.ones(5, 6), {}),  # added to scores
+        (torch.ones(5, 6).bool(), {}),  # rows differ
+        (torch.ones(2, 1, 6).bool(), {}),  # heads differ
+        (torch.ones(1, 6).bool(), {"is_causal": True}),
+        (torch.ones(1, 6).bool(), {"window": (1, 1)}),
+    ],
+    ids=str,
+)
+def test_other_masks_are_torchs_and_are_not_kept_alive_either(dispatcher, machine, keys_by_kernel, mask, options):
+    q, k = tensor(2, 2, 5, 64), tensor(2, 2, 6, 64)
+    for _ in range(2):
+        own = mask.clone()
+        call(dispatcher, q, k, attn_mask=own, **options)
+        assert (dispatcher.last.answer, machine.launches) == ("sdpa", [])
+        gone = weakref.ref(own)
+        del own
+        gc.collect()
+        assert gone() is None
+
+
+def test_masked_calls_go_where_the_entry_says_unless_a_kernel_is_asked_for(dispatcher, machine, env, keys_by_kernel):
+    ship(env, make_entry(answer="sdpa"))
+    q, mask = tensor(2, 2, 5, 64), torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    for backend, answer in ((None, "sdpa"), ("kernel", "kernel"), (None, "sdpa")):
+        call(dispatcher, q, attn_mask=mask, backend=backend)
+        assert (dispatcher.last.answer, dispatcher.last.is_fallback) == (answer, False)
+    assert len(machine.launches) == 1
+
+
+def test_the_scratch_of_a_masked_call_is_that_of_its_ragged_plan(dispatcher, machine, keys_by_kernel, monkeypatch):
+    monkeypatch.setattr(dispatch, "describe_compiler", lambda *_: "a compiler")
+    q, mask = tensor(2, 2, 300, 64), torch.ones(2, 1, 1, 300, dtype=torch.bool)
+    values = [getattr(Options(), name) for name in Options.__slots__]
+    call(dispatcher, q, attn_mask=mask)
+    ((launched, _),) = machine.launches
+    assert dispatcher.workspace_bytes(q, q, q, mask, *values) == launched.plan.workspace_bytes
 
 
 def test_a_call_on_another_device_restores_the_current_one(dispatcher, machine, env):

@@ -1,21 +1,69 @@
 """Problems, shapes and buckets."""
 
 import math
+from itertools import product
 
 import pytest
 
 from sagegen.errors import UnknownNameError
-from sagegen.problem import TUNED_LENGTHS, Bucket, Problem, Shape, parse_problem
+from sagegen.problem import DTYPES, HEAD_DIMS, PRECISIONS, TUNED_LENGTHS, Bucket, Problem, Shape, parse_problem
+
+ALL = [
+    Problem(dim, dtype, mask == "causal", precision, mask == "window", is_ragged)
+    for dim, dtype, mask, precision, is_ragged in product(
+        HEAD_DIMS, DTYPES, ("full", "causal", "window"), PRECISIONS, (False, True)
+    )
+]
 
 
-@pytest.mark.parametrize("name", ["d64_fp16_full_int8", "d128_bf16_causal_int8", "d64_bf16_full_int4"])
-def test_a_problem_is_what_its_name_spells(name: str) -> None:
-    assert parse_problem(name).name == name
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("d64_fp16_full_int8", Problem(64, "fp16", False)),
+        ("d128_bf16_causal_int4", Problem(128, "bf16", True, "int4")),
+        ("d64_bf16_window_int8", Problem(64, "bf16", False, is_windowed=True)),
+        ("d64_bf16_causal_int8_ragged", Problem(64, "bf16", True, is_ragged=True)),
+        ("d128_fp16_window_int4_ragged", Problem(128, "fp16", False, "int4", is_windowed=True, is_ragged=True)),
+    ],
+)
+def test_a_problem_is_what_its_name_spells(name: str, problem: Problem) -> None:
+    assert parse_problem(name) == problem
+    assert problem.name == name
+
+
+def test_every_problem_has_a_name_of_its_own() -> None:
+    assert len({problem.name for problem in ALL}) == len(ALL) == 48
+    assert [parse_problem(problem.name) for problem in ALL] == ALL
+
+
+def test_windows_and_ragged_batches_have_the_dense_problem_tuned_for_them() -> None:
+    for problem in ALL:
+        tuned = problem.tuned
+        assert (tuned.is_windowed, tuned.is_ragged) == (False, False)
+        assert tuned.mask == ("causal" if problem.is_causal else "full")
+        assert (tuned == problem) == (problem.mask != "window" and not problem.is_ragged)
+        assert (tuned.head_dim, tuned.dtype, tuned.precision) == (problem.head_dim, problem.dtype, problem.precision)
+
+
+def test_causality_and_a_window_at_once_are_no_problem() -> None:
+    with pytest.raises(UnknownNameError, match="window whose right side is 0"):
+        Problem(64, "fp16", True, is_windowed=True)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", "d96_bf16_causal_int8", "d128_bf16_causal_int2", "d128_bf16_causal_int8\n", "d128_fp32_full_int8", "../d64"],
+    [
+        "",
+        "d96_bf16_causal_int8",
+        "d128_bf16_causal_int2",
+        "d128_bf16_causal_int8\n",
+        "d128_fp32_full_int8",
+        "../d64",
+        "d64_bf16_causal_int8_rugged",
+        "d64_bf16_causal_ragged_int8",
+        "d64_bf16_window_causal_int8",
+        "d64_bf16_full_int8_ragged_ragged",
+    ],
 )
 def test_a_name_that_spells_no_problem_is_refused(name: str) -> None:
     with pytest.raises(UnknownNameError):

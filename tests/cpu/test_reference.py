@@ -1,5 +1,6 @@
 """Exact attention against hand-worked cases and torch's own SDPA in FP64; quantized attention against the paper."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -108,6 +109,64 @@ def test_agrees_with_torch(batch, heads_kv, group, q_len, kv_len, is_causal, sca
     wanted = torch_attention(q, k, v, is_causal, scale)
     seen = slice(max(0, q_len - kv_len) if is_causal else 0, None)  # torch gives NaN or 0 for rows without keys
     torch.testing.assert_close(out[:, :, seen], wanted[:, :, seen], rtol=1e-10, atol=1e-12)
+
+
+# --- windows
+
+
+def naive(q, k, v, is_causal, window):
+    """Output and lse, one row at a time, from the keys that it sees alone; what is not finite is NaN there."""
+    q, k, v = (torch.where(x.isfinite(), x, math.nan) for x in (q, k, v))
+    q_len, kv_len, group = q.shape[2], k.shape[2], q.shape[1] // k.shape[1]
+    out, lse = torch.zeros_like(q), torch.full(q.shape[:3], -math.inf, dtype=torch.float64)
+    for head, row in itertools.product(range(q.shape[1]), range(q_len)):
+        at = row + kv_len - q_len
+        seen = [
+            key
+            for key in range(kv_len)
+            if (window[0] == -1 or key >= at - window[0])
+            and (window[1] == -1 or key <= at + window[1])
+            and (not is_causal or key <= at)
+        ]
+        if seen:
+            scores = k[:, head // group, seen] @ q[:, head, row, :, None] * q.shape[3] ** -0.5
+            lse[:, head, row] = scores.squeeze(-1).logsumexp(-1)
+            out[:, head, row] = (scores.softmax(1) * v[:, head // group, seen]).sum(1)
+    return out, lse
+
+
+SIDES = st.sampled_from((-1, 0, 1, 2, 5, 2**62)) | st.integers(0, 20)
+
+
+@settings(max_examples=60)
+@given(
+    window=st.tuples(SIDES, SIDES),
+    is_causal=st.booleans(),
+    q_len=st.integers(1, 14),
+    kv_len=st.integers(1, 14),
+    bad=st.lists(
+        st.tuples(st.sampled_from("qkv"), st.integers(0, 13), st.sampled_from((math.nan, math.inf, -math.inf))),
+        max_size=3,
+    ),
+)
+def test_windows_are_those_of_a_naive_loop(window, is_causal, q_len, kv_len, bad):
+    x = {"q": normal(1, 4, q_len, 8), "k": normal(1, 2, kv_len, 8, seed=1), "v": normal(1, 2, kv_len, 8, seed=2)}
+    for name, token, value in bad:
+        x[name][0, token % x[name].shape[1], token % x[name].shape[2], token % 8] = value
+    out, lse = attention(x["q"], x["k"], x["v"], is_causal=is_causal, window=window, return_lse=True)
+    wanted, wanted_lse = naive(x["q"], x["k"], x["v"], is_causal, window)
+    torch.testing.assert_close(out, wanted, rtol=1e-9, atol=1e-12, equal_nan=True)
+    torch.testing.assert_close(lse.double(), wanted_lse, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_rows_and_pieces_have_their_own_windows(monkeypatch):
+    q, k, v = normal(1, 4, 50, 8), normal(1, 2, 60, 8, seed=1), normal(1, 2, 60, 8, seed=2)
+    wanted, wanted_lse = naive(q, k, v, False, (7, 3))
+    monkeypatch.setattr(reference, "_CHUNK_BYTES", 4 * 60 * 8 * 7)  # seven rows at a time
+    rows = torch.tensor([49, 0, *range(20)])
+    out, lse = attention(q, k, v, window=(7, 3), rows=rows, return_lse=True)
+    torch.testing.assert_close(out, wanted[:, :, rows])
+    torch.testing.assert_close(lse.double(), wanted_lse[:, :, rows], rtol=1e-6, atol=1e-6)
 
 
 def test_layout_nhd_is_hnd_transposed():

@@ -26,12 +26,14 @@ class DrawnMask:
         dtype: torch's name of its type.
         hides: `few` keys, all keys of every third `row`, or `all`.
         is_view: it is expanded to its last dims' full sizes, so that strides are 0.
+        spoils: keys and values that it hides from all rows and heads of a batch item are NaN, if it is one of bools.
     """
 
     full: tuple[bool, ...]
     dtype: str
     hides: str
     is_view: bool
+    spoils: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,8 @@ def make_tensors(call: DrawnCall, device: str) -> Tensors:
         q = q * min(1.0, 1 / (abs(call.scale) * math.sqrt(call.head_dim)))
     inputs = _place(call, [x.to(device=device, dtype=dtype) for x in (q, k, v)])
     mask = None if call.mask is None else _make_mask(call, call.mask, generator)
+    if call.mask is not None and call.mask.spoils and mask is not None and mask.dtype == torch.bool:
+        _spoil_hidden(call, inputs, mask)
     out = None
     if call.out == "q":
         out = inputs[0]
@@ -179,15 +183,28 @@ def _make_mask(call: DrawnCall, drawn: DrawnMask, generator: torch.Generator) ->
     return mask.expand(full) if drawn.is_view else mask
 
 
-# --- strategies
+def _spoil_hidden(call: DrawnCall, inputs: list[torch.Tensor], mask: torch.Tensor) -> None:
+    """NaN in what nobody may see, where each batch item has memory of its own."""
+    if not (call.memory[1] in OUTPUTS and call.memory[2] in OUTPUTS):
+        return
+    hidden = ~mask.expand(call.score_shape).flatten(1, 2).any(1)
+    for item, keys in enumerate(hidden):
+        for x in inputs[1:]:
+            own = x[item] if call.layout == "NHD" else x[item].transpose(0, 1)
+            own[keys.to(x.device)] = math.nan
 
-_SCALES = st.sampled_from((None, None, None, 0.0, -0.25, 0.3, 1))
-_SEEDS = st.integers(0, 1 << 16)
-_SIDES = st.sampled_from((-1, -1, 0, 1, 2, 7, 30))
+
+# --- strategies, and what those of packed sequences share with them
+
+SCALES = st.sampled_from((None, None, None, 0.0, -0.25, 0.3, 1))
+SEEDS = st.integers(0, 1 << 16)
+SIDES = st.sampled_from((-1, -1, 0, 1, 2, 7, 30))
 
 
-#: What hides keys: causality by itself is drawn apart.
-_HIDING = (None, None, None, "window", "mask", "both")
+#: What hides keys; causality is drawn apart. `keys` is a mask that hides whole ones, and all that does.
+ANYTHING = ("window", "mask", "both", "keys")
+#: What kernels do.
+BY_KERNELS = ("window", "keys")
 
 
 def _lengths(longest: int) -> st.SearchStrategy[int]:
@@ -209,7 +226,17 @@ def _length_pairs(draw: st.DrawFn, longest: int) -> tuple[int, int]:
 def _masks(draw: st.DrawFn) -> DrawnMask:
     full = tuple(draw(st.lists(st.booleans(), min_size=2, max_size=4)))
     dtype = draw(st.sampled_from(("bool",) * 4 + ALL_DTYPES))
-    return DrawnMask(full, dtype, draw(st.sampled_from(("few", "few", "row", "all"))), draw(st.booleans()))
+    hides = draw(st.sampled_from(("few", "few", "row", "all")))
+    return DrawnMask(full, dtype, hides, draw(st.booleans()), draw(st.booleans()))
+
+
+@st.composite
+def _key_masks(draw: st.DrawFn) -> DrawnMask:
+    """Of bools, the same for all rows and heads of a batch item."""
+    is_by_key = draw(st.sampled_from((True, True, True, False)))
+    full = draw(st.sampled_from(((False,), (False, False), (False, False, False), (True, False, False))))
+    hides = draw(st.sampled_from(("few", "few", "few", "all")))
+    return DrawnMask((*full, is_by_key), "bool", hides, draw(st.booleans()), draw(st.booleans()))
 
 
 @st.composite
@@ -219,14 +246,14 @@ def drawn_calls(
     longest: int,
     head_dims: st.SearchStrategy[int],
     dtypes: Sequence[str],
-    hides: bool = True,
+    hides: Sequence[str] = ANYTHING,
     most_heads: int = 8,
     most_batches: int = 3,
 ) -> DrawnCall:
-    """Calls of `longest` tokens at most; without `hides` neither window nor mask."""
+    """Calls of `longest` tokens at most; half of them have one of `hides`."""
     heads_kv = draw(st.sampled_from((1, 2, 1, 3)))
     q_len, kv_len = draw(_length_pairs(longest))
-    hiding = draw(st.sampled_from(_HIDING)) if hides else None
+    hiding = draw(st.sampled_from((*[None] * len(hides), *hides))) if hides else None
     memory = draw(st.tuples(*[st.sampled_from(tuple(MEMORIES))] * 3))
     memory = draw(st.sampled_from((memory,) * 5 + (("fused",) * 3,)))
     can_be_written = memory[0] in OUTPUTS
@@ -240,11 +267,11 @@ def drawn_calls(
         dtype=draw(st.sampled_from(dtypes)),
         layout=draw(st.sampled_from(("HND", "NHD"))),
         memory=memory,
-        is_causal=draw(st.booleans()),
-        window=draw(st.tuples(_SIDES, _SIDES)) if hiding in ("window", "both") else None,
-        mask=draw(_masks()) if hiding in ("mask", "both") else None,
-        scale=draw(_SCALES),
+        is_causal=draw(st.booleans()) and hiding != "keys",
+        window=draw(st.tuples(SIDES, SIDES)) if hiding in ("window", "both") else None,
+        mask=draw(_key_masks() if hiding == "keys" else _masks()) if hiding in ("mask", "both", "keys") else None,
+        scale=draw(SCALES),
         return_lse=draw(st.booleans()),
         out=draw(st.sampled_from((None, None, *OUTPUTS, *(["q"] if can_be_written else [])))),
-        seed=draw(_SEEDS),
+        seed=draw(SEEDS),
     )

@@ -9,6 +9,7 @@ import torch
 
 import sagegen
 from drawn_calls import DrawnCall, Tensors, make_tensors
+from exact_attention import attend, seen_keys
 from sagegen.runtime.explanation import KERNEL_ANSWERS
 
 #: Largest error of an output, by the largest value: two roundings, of weights and of the output, and some.
@@ -20,29 +21,14 @@ KERNEL_L2, KERNEL_LSE = 0.075, 0.08
 
 def exact(call: DrawnCall, x: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Output, HND, and lse in FP64. A row that sees no key is 0 and -inf."""
-    q, k, v = ((y if call.layout == "HND" else y.transpose(1, 2)).double() for y in (x.q, x.k, x.v))
-    k, v = k.repeat_interleave(call.group, 1), v.repeat_interleave(call.group, 1)
-    scores = torch.einsum("bhid,bhjd->bhij", q, k) * (call.head_dim**-0.5 if call.scale is None else call.scale)
-    if x.mask is not None and x.mask.dtype != torch.bool:
-        scores = scores + x.mask.double()
-    scores = scores.masked_fill(~visible(call, x), -math.inf)
-    lse = scores.logsumexp(-1) if call.kv_len else scores.new_full(scores.shape[:-1], -math.inf)
-    weights = torch.where(lse[..., None] == -math.inf, 0, (scores - lse[..., None]).exp())
-    return torch.einsum("bhij,bhjd->bhid", weights, v), lse
+    q, k, v = (y if call.layout == "HND" else y.transpose(1, 2) for y in (x.q, x.k, x.v))
+    bias = None if x.mask is None or x.mask.dtype == torch.bool else x.mask
+    return attend(q, k, v, visible(call, x), call.head_dim**-0.5 if call.scale is None else call.scale, bias)
 
 
 def visible(call: DrawnCall, x: Tensors) -> torch.Tensor:
-    """[q_len, kv_len], or what that broadcasts to with a bool mask: query i stands at key i + kv_len - q_len."""
-    at = torch.arange(call.q_len, device=x.q.device)[:, None] + call.kv_len - call.q_len
-    key = torch.arange(call.kv_len, device=x.q.device)[None]
-    seen = torch.ones(call.q_len, call.kv_len, dtype=torch.bool, device=x.q.device)
-    if call.is_causal:
-        seen &= key <= at
-    left, right = call.window or (-1, -1)
-    if left != -1:
-        seen &= key >= at - left
-    if right != -1:
-        seen &= key <= at + right
+    """[q_len, kv_len], or what that broadcasts to with a bool mask."""
+    seen = seen_keys(call.q_len, call.kv_len, call.is_causal, call.window, x.q.device)
     return seen & x.mask if x.mask is not None and x.mask.dtype == torch.bool else seen
 
 
@@ -69,28 +55,34 @@ def check_call(call: DrawnCall, device: str, backend: str | None = None) -> str:
     assert out is x.out or x.out is None
     assert (out.shape, out.dtype, out.device) == (x.q.shape, x.q.dtype, x.q.device)
     out = out if call.layout == "HND" else out.transpose(1, 2)
-    check_output(call, answer, out.double(), expected, expected_lse == -math.inf, x.v)
+    v = x.v if call.layout == "HND" else x.v.transpose(1, 2)
+    check_output(answer, out.double(), expected, expected_lse == -math.inf, v)
     if lse is not None:
         assert (lse.shape, lse.dtype) == (expected_lse.shape, torch.float32)
         check_lse(answer, lse.double(), expected_lse)
     for name, y, was in zip("qkv", (x.q, x.k, x.v), before, strict=True):
-        assert call.out == name or torch.equal(y, was), f"{name} was written"
+        assert call.out == name or torch.equal(y.nan_to_num(7), was.nan_to_num(7)), f"{name} was written"
     return answer
 
 
-def check_output(
-    call: DrawnCall, answer: str, out: torch.Tensor, expected: torch.Tensor, blind: torch.Tensor, v: torch.Tensor
-) -> None:
+def check_output(answer: str, out: torch.Tensor, expected: torch.Tensor, blind: torch.Tensor, v: torch.Tensor) -> None:
+    """Compare an output, HND, with the exact one.
+
+    Args:
+        blind: which rows see no key.
+        v: HND; NaN in what nobody sees.
+    """
     assert not out[blind].any(), "a row that sees no key is not 0"
     if not out.numel() or not v.numel():
         return
-    largest = v.abs().max().item()
+    values = v.double().nan_to_num(0)
+    largest = values.abs().max().item()
     error = (out - expected).abs().max().item()
     if answer not in KERNEL_ANSWERS:
-        assert error <= EXACT_ERRORS[call.dtype] * largest, (answer, error)
+        assert error <= EXACT_ERRORS[str(v.dtype).removeprefix("torch.")] * largest, (answer, error)
         return
     # of few channels an output may be next to 0, where a mean of normal values seldom is
-    usual = (~blind).sum().item() * call.head_dim * v.double().square().mean().item() / call.kv_len
+    usual = (~blind).sum().item() * v.shape[-1] * values.square().mean().item() / v.shape[-2]
     size = max(expected.norm().item(), math.sqrt(usual))
     assert (out - expected).norm().item() <= KERNEL_L2 * size, answer
     assert error <= 0.25 * largest, (answer, error)
