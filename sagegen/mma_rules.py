@@ -214,7 +214,10 @@ def default_mma_config(target: Target) -> MmaConfig:
 
 
 def _without_spills(config: MmaConfig, target: Target) -> MmaConfig:
-    """The default config for 256 channels, whose O alone takes 128 registers: nvcc 13.0 compiles it without spills."""
+    """A default config, changed for 256 channels, whose O alone takes 128 registers.
+
+    Found by compiling with nvcc 13.0: none spills but INT4's causal kernel on sm_120, 4 bytes.
+    """
     if target.gpu.compute_capability == 120:
         return config
     config = replace(
