@@ -32,7 +32,7 @@ def test_a_problem_is_what_its_name_spells(name: str, problem: Problem) -> None:
 
 
 def test_every_problem_has_a_name_of_its_own() -> None:
-    assert len({problem.name for problem in ALL}) == len(ALL) == 48
+    assert len({problem.name for problem in ALL}) == len(ALL) == 72
     assert [parse_problem(problem.name) for problem in ALL] == ALL
 
 
