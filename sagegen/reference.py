@@ -93,7 +93,7 @@ def attention(
     scale = head_dim**-0.5 if scale is None else scale
     if rows is None:
         rows = torch.arange(q_len, device=q.device)
-    first_key, last_key = _visible(rows, q_len, kv_len, is_causal, window)
+    first_key, last_key = visible_keys(rows, q_len, kv_len, is_causal, window)
     group = heads_q // heads_kv
     grouped = q.index_select(2, rows).to(compute).reshape(batch, heads_kv, group, len(rows), head_dim)
 
@@ -138,7 +138,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) -> No
         )
 
 
-def _visible(
+def visible_keys(
     rows: torch.Tensor, q_len: int, kv_len: int, is_causal: bool, window: tuple[int, int] | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """First and last key that each of `rows` sees, int64; the first is beyond the last where it sees none."""

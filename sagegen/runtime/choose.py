@@ -21,7 +21,7 @@ from sagegen.runtime.options import STEPS, Options
 from sagegen.runtime.padding import is_padding_worth_it
 from sagegen.runtime.pinning import pinned_config
 from sagegen.runtime.precision import prefer
-from sagegen.runtime.relatives import relative_config
+from sagegen.runtime.relatives import choose_relative
 from sagegen.space import Config, parse_config
 
 #: The GPU that backend="emulator" stands for: its default config takes FP8 for P·V, with a 22-bit accumulator.
@@ -80,7 +80,7 @@ def choose(
         return _choose_pinned(checked.problem, env.pin, find, options, device, refused, notes)
     answer = partial(
         _choose_tuned, find=find, options=options, device=device, forced=forced, refused=refused, notes=notes,
-        is_masked=checked.is_masked,
+        is_masked=checked.is_masked, kv_len=checked.shape.kv_len,
     )  # fmt: skip
     explanation = _choose_precision(checked.problem, answer, options)
     return explanation if forced else _weigh_padding(explanation, checked, device)
@@ -145,6 +145,7 @@ def _choose_tuned(
     refused: Collection[str],
     notes: tuple[str, ...],
     is_masked: bool,
+    kv_len: int,
 ) -> Explanation:
     """What answers `problem`: of the entries that `find` looks up, one that takes the steps that are asked for."""
 
@@ -155,7 +156,10 @@ def _choose_tuned(
 
     if problem != problem.tuned:
         dense = find(problem.tuned, min_cosine=options.min_cosine, admits=admits)
-        return _choose_relative(problem, dense, options, device, notes, is_masked=is_masked and not forced)
+        relative = choose_relative(
+            problem, dense, options, device, notes, torch_masks=is_masked and not forced, kv_len=kv_len
+        )
+        return relative or _choose_default(problem, options, device, notes, has_others=False)
     find = partial(find, problem, min_cosine=options.min_cosine)
     found = find(admits=admits)
     other = find() if found is None and options.steps else None
@@ -165,24 +169,6 @@ def _choose_tuned(
     if found is None:
         return _choose_default(problem, options, device, notes, has_others=other is not None)
     return _choose_kernel(problem, found, options, device, forced, notes)
-
-
-def _choose_relative(
-    problem: Problem, found: Found | None, options: Options, device: Device, notes: tuple[str, ...], *, is_masked: bool
-) -> Explanation:
-    """What answers a windowed or ragged problem, which nobody tunes, by what is tuned for its dense relative.
-
-    Args:
-        is_masked: the caller gave a mask, which torch takes too; packed sequences and windows cost it far more.
-    """
-    if is_masked and found is not None and found.entry.answer == "sdpa":
-        reason = "torch SDPA is faster at this length without a mask, so likely with one"
-        return Explanation("sdpa", reason, False, device.name, problem, found)
-    config = None if found is None else relative_config(found.entry, problem, device.gpu, options.min_cosine)
-    if config is None or found is None:
-        return _choose_default(problem, options, device, notes, has_others=False)
-    reason = f"the config that {found.gpu_name} has for {found.entry.problem}, {found.entry.lengths.name}"
-    return Explanation("kernel", reason, False, device.name, problem, None, config, notes)
 
 
 def _choose_pinned(

@@ -46,13 +46,21 @@ class KeyMaskAnswer:
         mask = self.attn_mask[..., 0, :]  # of any row, then of any head
         mask = mask if mask.dim() == 1 else mask[..., 0, :]
         mask = mask.expand(self.batch, self.kv_len)
-        order = mask.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
+        order = _visible_first(mask)
         # made in every call: a graph that captures it must find it anew
         table = torch.zeros(self.batch, 4, dtype=torch.int32, device=q.device)
         table[:, 1] = q.shape[2 if self.layout == "HND" else 1]
         torch.sum(mask, 1, dtype=torch.int32, out=table[:, 3])
         k, v = (_take_tokens(x, order, self.layout) for x in (k, v))
         return self.inner.run(q, k, v, table, out)
+
+
+def _visible_first(mask: torch.Tensor) -> torch.Tensor:
+    """By batch item the indices of its visible keys, then zeros; bool [batch, kv_len] to int64 of that shape."""
+    batch, kv_len = mask.shape
+    places = mask.cumsum(1).masked_fill(~mask, 0)  # from 1 on; hidden ones all go to 0, which is cut off
+    keys = torch.arange(kv_len, device=mask.device).expand(batch, -1)
+    return keys.new_zeros(batch, kv_len + 1).scatter_(1, places, keys)[:, 1:]
 
 
 def _take_tokens(x: torch.Tensor, order: torch.Tensor, layout: str) -> torch.Tensor:

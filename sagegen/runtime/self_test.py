@@ -29,7 +29,7 @@ class _Limit:
     Attributes:
         relative_l2: |out - exact| / |exact|.
         scale: |out . exact / exact . exact - 1|.
-        lse: absolute.
+        lse: absolute, of rows that see many keys.
     """
 
     relative_l2: float
@@ -38,6 +38,10 @@ class _Limit:
 
 
 _LIMITS: dict[Precision, _Limit] = {"int8": _Limit(0.075, 0.02, 0.02), "int4": _Limit(0.4, 0.04, 0.4)}
+#: The lse of a row that sees one key is a score. Rounding Q and K to a step of s puts it off by s / sqrt(6), where the
+#: largest of a group is four times the usual and s 4 / 127: four of that are 0.05 in INT8, 2.5 times the limit. Of more
+#: keys errors are averaged.
+_LONE_KEY = 2.5
 
 
 def check_program(
@@ -67,6 +71,10 @@ def check_program(
         q, k, v, is_causal=problem.is_causal, window=window, return_lse=True, out_dtype=torch.float64
     )
     limit = _LIMITS[problem.precision]
+    first_key, last_key = reference.visible_keys(
+        torch.arange(shape.q_len), shape.q_len, shape.kv_len, problem.is_causal, window
+    )
+    lse_limit = limit.lse * (_LONE_KEY / (last_key - first_key + 1).clamp_min(1).sqrt()).clamp_min(1)
     for want_lse in (False, True):
         out, lse = _call(program, problem, shape, (q, k, v), want_lse, device, raw_stream)
         rows = slice(_BEYOND, _BEYOND + shape.q_len)
@@ -75,7 +83,8 @@ def check_program(
             raise _failure(name, "it wrote past its output's ends")
         if want_lse:
             same = lse == exact_lse  # infinities among them
-            _check_figure("lse is off by", (lse - exact_lse).abs().masked_fill(same, 0).max(), limit.lse, name)
+            excess = (lse - exact_lse).abs().masked_fill(same, 0) / lse_limit
+            _check_figure("lse is off by more than it may be, times", excess.max(), 1, name)
 
 
 def _check_output(out: torch.Tensor, exact: torch.Tensor, limit: _Limit, name: str) -> None:

@@ -423,11 +423,14 @@ def test_a_ragged_relative_of_wgmma_quantizes_its_queries_in_a_kernel_of_their_o
     assert explanation.config == replace(parse_config(TUNED_WGMMA), q_quantizer="kernel")
 
 
-def test_a_window_takes_the_default_mma_config_where_wgmma_is_tuned(env):
+def test_a_window_takes_what_is_tuned_prologue_included(env):
     keep(env, entry(config=TUNED_WGMMA))
+    assert ask_window(env).config.name == TUNED_WGMMA
+
+
+def test_what_is_tuned_for_nothing_alike_is_said_to_take_the_default_config(env):
     explanation = ask_window(env)
     assert explanation.config == default_config(Target(GPUS["h200"], explanation.problem))
-    assert explanation.config.family == "mma"
     assert explanation.notes[-1].endswith("takes the default config: windows and ragged batches are not tuned")
 
 
@@ -455,12 +458,15 @@ def test_the_length_of_the_longest_sequence_decides(env):
     assert [ask_masked(env, L20, n).config.name for n in (50, 51)] == [TUNED_MMA, other]
 
 
-def test_where_torch_answers_dense_calls_it_answers_masked_ones_but_neither_windows_nor_sequences(env):
+def test_where_torch_answers_dense_calls_it_answers_short_masked_ones_but_neither_windows_nor_sequences(env):
     keep(env, entry(config=TUNED_MMA, gpu="l20", answer="sdpa", vs_sdpa=0.8), gpu="l20")
     explanation = ask_masked(env, L20)
     assert (explanation.answer, explanation.is_fallback) == ("sdpa", False)
-    assert explanation.reason == "torch SDPA is faster at this length without a mask, so likely with one"
-    for forced in (ask_masked(env, L20, backend="kernel"), ask_window(env, L20), ask_packed(env, L20)):
+    assert explanation.reason == "below 1024 keys the host takes longer for a mask of keys than torch SDPA on the GPU"
+    assert ask_masked(env, L20, 1023).answer == "sdpa"
+    for forced in (
+        ask_masked(env, L20, backend="kernel"), ask_masked(env, L20, 1024), ask_window(env, L20), ask_packed(env, L20)
+    ):  # fmt: skip
         assert (forced.answer, forced.config.name) == ("kernel", TUNED_MMA)
 
 
