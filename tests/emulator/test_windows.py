@@ -18,8 +18,8 @@ from sagegen.abi import NO_LIMIT
 from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
 from sagegen.gpu import GPUS
-from sagegen.plan import Strides, TensorStrides, make_plan
-from sagegen.problem import Problem, Shape
+from sagegen.measuring.call import call_program
+from sagegen.problem import Problem
 from sagegen.rules import Target, default_config
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.machine import CudaRuntime
@@ -62,16 +62,7 @@ def load(gpu_name, problem):
 
 def run(program, q, k, v, window=None):
     """Output and lse of a kernel itself."""
-    strides = [Strides(*x.stride()[:3]) for x in (q, k, v, q)]
-    shape = Shape(q.shape[0], q.shape[1], k.shape[1], q.shape[2], k.shape[2])
-    problem = program.problem
-    plan = make_plan(
-        problem, program.config, shape, TensorStrides(*strides), problem.head_dim**-0.5, True, window=window
-    )
-    out, lse = torch.empty_like(q), torch.empty(q.shape[:3])
-    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8)
-    program.prepare(plan).launch(*(x.data_ptr() for x in (q, k, v, out, lse, workspace)), 0)
-    return out, lse
+    return call_program(program, program.problem, program.config, q, k, v, want_lse=True, window=window)
 
 
 # --- who sees what
