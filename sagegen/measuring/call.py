@@ -60,6 +60,7 @@ def bind_call(
     *,
     softmax_scale: float | None = None,
     want_lse: bool = False,
+    window: tuple[int, int] | None = None,
     allocator: Allocator | None = None,
 ) -> BoundCall:
     """Plan a call and allocate what it needs.
@@ -68,6 +69,7 @@ def bind_call(
         q: [batch, heads_q, q_len, head_dim], any strides with contiguous channels.
         k, v: [batch, heads_kv, kv_len, head_dim], likewise.
         softmax_scale: of the scores; None is 1/sqrt(head_dim).
+        window: of a windowed problem; see `plan.make_plan`.
 
     Raises:
         ArgumentError: the call needs more thread blocks than a grid has.
@@ -77,7 +79,7 @@ def bind_call(
     out = _empty_like(q, allocator)
     strides = TensorStrides(_strides(q), _strides(k), _strides(v), _strides(out))
     scale = problem.head_dim**-0.5 if softmax_scale is None else softmax_scale
-    plan = make_plan(problem, config, shape, strides, scale, want_lse)
+    plan = make_plan(problem, config, shape, strides, scale, want_lse, window=window)
     return BoundCall(
         prepared=program.prepare(plan),
         inputs=(q, k, v),
@@ -97,9 +99,10 @@ def call_program(
     *,
     softmax_scale: float | None = None,
     want_lse: bool = False,
+    window: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Launch a call once, as `bind_call`; its output and lse, which are not ready until the stream has run."""
-    call = bind_call(program, problem, config, q, k, v, softmax_scale=softmax_scale, want_lse=want_lse)
+    call = bind_call(program, problem, config, q, k, v, softmax_scale=softmax_scale, want_lse=want_lse, window=window)
     call.launch()
     # the caching allocator reuses the workspace in stream order, so it may be freed before the kernels end
     return call.out, call.lse

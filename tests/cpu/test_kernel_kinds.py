@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_kinds import EXACT, KINDS, MAIN_KINDS, MMA, PACKED, PROBLEMS, KernelKind
+from kernel_kinds import EXACT, KINDS, MAIN_KINDS, MMA, PACKED, PROBLEMS, RELATIVES, KernelKind
 from pinned_entry import make_entry
 from sagegen.env import read_env
 from sagegen.gpu import GPUS
@@ -24,6 +24,20 @@ def test_hopper_has_every_kind_in_every_problem(kind: KernelKind, problem: Probl
     assert not broken_rules(config, target)
     assert config.family == kind.family
     assert {name: getattr(config, name) for name in kind.asked} == dict(kind.asked)
+
+
+@pytest.mark.parametrize("problem", RELATIVES, ids=lambda problem: problem.name)
+def test_windows_and_sequences_have_the_kinds_that_their_families_do(problem: Problem) -> None:
+    target = Target(GPUS["h200"], problem)
+    for kind in KINDS:
+        config = kind.find_config(target)
+        has_one = not (problem.is_windowed and kind.family == "wgmma")
+        has_one &= not (problem.is_ragged and "mean_span" in kind.asked)
+        assert (config is not None) == has_one, kind.name
+        if config is not None:
+            assert not broken_rules(config, target)
+            asked = {**kind.asked, "q_quantizer": "kernel"} if kind.family == "wgmma" else kind.asked
+            assert {name: getattr(config, name) for name in asked} == dict(asked)
 
 
 def test_main_kinds_are_the_defaults_of_both_families_and_the_packed_exponent() -> None:

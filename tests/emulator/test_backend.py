@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import sagegen
+from exact_attention import attend
+from ragged_calls import check_close
 from sagegen.env import read_env
 from sagegen.errors import UnsupportedError
 from sagegen.runtime import fallback
@@ -97,6 +99,38 @@ def test_inputs_are_not_written_and_the_bits_repeat(make):
     first = sagegen.attention(*inputs, backend="emulator")
     assert torch.equal(sagegen.attention(*inputs, backend="emulator"), first)
     assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+@pytest.mark.parametrize("head_dim", [64, 40])
+def test_keys_that_a_mask_hides_leave_no_trace(make, layout, head_dim):
+    """NaN there, in every third key, in the first of two items alone, in all, in none."""
+    q, k, v = make(2, 4, 70, head_dim), make(2, 2, 150, head_dim), make(2, 2, 150, head_dim)
+    masks = (torch.arange(150).remainder(3) > 0).expand(2, 150), torch.tensor([[False], [True]]).expand(2, 150)
+    for mask in (*masks, torch.zeros(2, 150).bool(), torch.ones(2, 150).bool()):
+        spoiled = [x.masked_fill(~mask[:, None, :, None], torch.nan) for x in (k, v)]
+        inputs = [x if layout == "HND" else x.transpose(1, 2) for x in (q, *spoiled)]
+        before = [x.clone() for x in inputs]
+        out, lse = sagegen.attention(
+            *inputs, attn_mask=mask[:, None, None], layout=layout, return_lse=True, backend="emulator"
+        )
+        assert sagegen.last_dispatch().problem.is_ragged
+        torch.testing.assert_close(inputs, before, rtol=0, atol=0, equal_nan=True)
+        out = out if layout == "HND" else out.transpose(1, 2)
+        for item in range(2):
+            seen = torch.ones(70, int(mask[item].sum()), dtype=torch.bool)
+            kept = (x[item, :, mask[item]] for x in (k, v))
+            check_close(out[item], lse[item], *attend(q[item], *kept, seen, head_dim**-0.5))
+
+
+def test_masks_of_one_shape_are_not_taken_for_each_other(make):
+    """The last two call what was prepared for the first."""
+    q = make(1, 2, 40, 64)
+    for keys in (slice(0, 40), slice(0, 7), slice(20, 40)):
+        mask = torch.zeros(1, 40, dtype=torch.bool)
+        mask[:, keys] = True
+        out, lse = sagegen.attention(q, q, q, attn_mask=mask, return_lse=True, backend="emulator")
+        check_close(out, lse, *attend(q, q, q, mask, 0.125))
 
 
 def test_a_query_that_sees_no_key(make):

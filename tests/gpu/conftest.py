@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sagegen
-from kernel_kinds import KINDS, MAIN_KINDS, PROBLEMS, KernelKind
+from kernel_kinds import KINDS, MAIN_KINDS, PROBLEMS, RELATIVES, KernelKind
 from picked_configs import pick_configs
 from pinned_entry import make_entry
 from sagegen.build import BuildFailure, Built, build_batch
@@ -115,16 +115,31 @@ def kind_kernels(
     gpu: Gpu, toolkit: Toolkit, request: pytest.FixtureRequest
 ) -> dict[tuple[KernelKind, Problem], KindKernel]:
     """Kernels of all kinds that the card has, by kind and problem, built into the public API's store in one batch."""
-    limit = request.config.getoption("wait_limit")
+    return _build_kinds(PROBLEMS, gpu, toolkit, request.config.getoption("wait_limit"))
+
+
+@pytest.fixture(scope="session")
+def relative_kernels(
+    gpu: Gpu, toolkit: Toolkit, request: pytest.FixtureRequest
+) -> dict[tuple[KernelKind, Problem], KindKernel]:
+    """The same of windows and sequences of their own lengths."""
+    return _build_kinds(RELATIVES, gpu, toolkit, request.config.getoption("wait_limit"))
+
+
+def _build_kinds(
+    problems: Iterable[Problem], gpu: Gpu, toolkit: Toolkit, limit: int
+) -> dict[tuple[KernelKind, Problem], KindKernel]:
     pairs = {}
     for kind in KINDS:
-        for problem in PROBLEMS:
+        for problem in problems:
             config = kind.find_config(Target(gpu, problem, toolkit.version))
             if config is not None:
                 source = render(problem, config)
                 text = f"#define WAIT_LIMIT {limit}\n{source.text}" if limit else source.text
                 pairs[kind, problem] = replace(source, text=text)
-    built = build_batch(list(pairs.values()), gpu.arch, open_store(read_env()), toolkit)
+    built = build_batch(
+        list({source.name: source for source in pairs.values()}.values()), gpu.arch, open_store(read_env()), toolkit
+    )
     failures = [result for result in built.values() if isinstance(result, BuildFailure)]
     assert not failures, failures[0]
     return {key: KindKernel(*key, source.config, built[source.name]) for key, source in pairs.items()}

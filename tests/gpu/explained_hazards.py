@@ -43,9 +43,12 @@ EXPLAINED = (
         )
         for line in ("const uint4 words = chunks[4 * chunk]", "const float start = device::fma(delta[")
     ),
-    Explanation(
-        ("make_work(p, device::uniform(barriers.work[slot]))", "barriers.work[slot] = index"),
-        "work_free: a slot gets another work when all consumer warps have arrived, each after it last read the slot",
+    *(
+        Explanation(
+            ("make_work(p, device::uniform(barriers.work[slot])", written),
+            "work_free: a slot gets another work when all consumer warps have arrived, each after its last read of it",
+        )
+        for written in ("barriers.work[slot] = index", "barriers.item[slot] = item")
     ),
     # queries that the attention kernel quantizes: written by warps that arrive by their lane 0, too
     *(

@@ -11,11 +11,18 @@ from dataclasses import dataclass, field, replace
 
 from sagegen.mma_rules import default_mma_config
 from sagegen.problem import DTYPES, TUNED_HEAD_DIMS, Problem
-from sagegen.rules import Target, broken_rules
+from sagegen.rules import Target, broken_rules, fitted_config
 from sagegen.space import Config, Value
 from sagegen.wgmma_rules import default_wgmma_config
 
 PROBLEMS = [Problem(d, t, causal) for d in TUNED_HEAD_DIMS for t in DTYPES for causal in (False, True)]
+#: Sequences of their own lengths, and windows.
+RELATIVES = [
+    Problem(64, "bf16", False, is_ragged=True),
+    Problem(128, "bf16", True, is_ragged=True),
+    Problem(64, "fp16", False, is_windowed=True),
+    Problem(128, "bf16", False, is_windowed=True, is_ragged=True),
+]
 
 _DEFAULTS: Mapping[str, Callable[[Target], Config]] = {
     "mma": default_mma_config,
@@ -38,7 +45,13 @@ class KernelKind:
     asked: Mapping[str, Value] = field(default_factory=dict, hash=False)
 
     def find_config(self, target: Target) -> Config | None:
-        """The valid config nearest to the family's default that has the asked fields; None when there is none."""
+        """The valid config nearest to the family's default that has the asked fields; None when there is none.
+
+        A windowed or ragged problem gets that of its dense one, as far as it can have it.
+        """
+        if target.problem != target.problem.tuned:
+            dense = self.find_config(replace(target, problem=target.problem.tuned))
+            return None if dense is None else fitted_config(dense, target)
         start = replace(_DEFAULTS[self.family](target), **self.asked)
         # tiles, which come first in a space, change last
         free = [param for param in reversed(start.params) if param.name not in self.asked]

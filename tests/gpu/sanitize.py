@@ -19,11 +19,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from explained_hazards import explain
+from kernel_kinds import RELATIVES
 from sagegen.problem import Problem
 from sanitizer_report import TOOLS, Report, group_hazards, parse_report
 from small_calls import add_arguments, build, find_gpu, read_arguments, render_wanted
 
-DEFAULT_PROBLEMS = (Problem(128, "bf16", True).name, Problem(64, "fp16", False).name)
+DEFAULT_PROBLEMS = (
+    Problem(128, "bf16", True).name,
+    Problem(64, "fp16", False).name,
+    *(problem.name for problem in RELATIVES),
+)
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     # sagegen asks the driver for what may be missing
     "memcheck": ("--report-api-errors", "no"),
