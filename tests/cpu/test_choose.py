@@ -376,7 +376,7 @@ def test_a_padded_kernel_says_that_inputs_are_copied(env):
 # --- windows, masks of keys and packed sequences, which nobody tunes
 
 L20 = Device("cuda", 0, "NVIDIA L20", "sm_89", GPUS["l20"])
-#: As tuned ones are: valid on an H200, but a ragged problem has queries quantized by a kernel, and a window mma alone.
+#: As tuned ones are: valid on an H200, but a ragged problem has queries quantized by a kernel of their own.
 TUNED_WGMMA = "wgmma_c2_bk128_st2_scplain_acone_ks128_rsskip_suones_expacked_laearly_qqprologue"
 TUNED_MMA = "mma_bq64_bk64_w4_st3_pve4m3f32_ad64_cvmagic_grthread_qs32_ks64_rsalways_qoreg_mb1"
 
