@@ -36,7 +36,8 @@ OTHERS = (
     "wgmma_c2_bk128_st2_scplain_actwo_ks128_rsskip_suones_exmufu",
 )
 #: Around edges of query tiles, of 128 and 192 rows, and of key tiles, of 64 to 256 keys, with nothing on either side.
-EDGES_Q = (1, 0, 65, 193, 5, 7)
+#: The first has more tiles than the second, so that they would meet in scratch if each counted from its own number.
+EDGES_Q = (193, 1, 0, 65, 5, 7)
 EDGES_KV = (129, 70, 64, 130, 0, 1)
 
 
