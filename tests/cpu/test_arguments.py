@@ -10,11 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exact_attention import seen_keys
 from sagegen.errors import ArgumentError
 from sagegen.plan import Strides
 from sagegen.problem import Problem, Shape
 from sagegen.runtime.arguments import check_call, check_out, is_readable, read_strides
-from sagegen.runtime.options import Options
+from sagegen.runtime.options import Options, narrow
 
 
 def zeros(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -301,3 +302,24 @@ def test_an_unfitting_out_is_named(out, names):
 def test_out_must_be_a_tensor():
     with pytest.raises(TypeError, match="out must be a torch"):
         check_out(np.zeros(1), torch.zeros(1, 1, 1, 64))
+
+
+@given(
+    st.booleans(),
+    st.none() | st.tuples(*[st.integers(-1, 9) | st.just(2**40)] * 2),
+    st.integers(1, 8),
+    st.integers(1, 8),
+)
+def test_narrowing_leaves_every_query_the_same_keys(is_causal, window, q_len, kv_len):
+    """And says it by causality alone where that can, never by both."""
+    narrowed, own = narrow(is_causal, window)
+    assert torch.equal(seen_keys(q_len, kv_len, narrowed, own), seen_keys(q_len, kv_len, is_causal, window))
+    assert not (narrowed and own is not None)
+    assert own not in ((-1, -1), (-1, 0))
+
+
+def test_narrowing_by_hand():
+    assert narrow(False, (-1, 0)) == narrow(True, (-1, 5)) == narrow(True, None) == (True, None)
+    assert narrow(False, (-1, -1)) == narrow(False, None) == (False, None)
+    assert narrow(True, (3, 5)) == (False, (3, 0))
+    assert narrow(False, (0, -1)) == (False, (0, -1))

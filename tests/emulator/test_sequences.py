@@ -162,7 +162,7 @@ def test_drawn_lengths(gpu_name, lengths, gap, is_packed, seed):
     )
 
 
-@pytest.mark.parametrize(("gpu_name", "mask"), KINDS)
+@pytest.mark.parametrize(("gpu_name", "mask"), [("l20", "window"), ("a100", "full"), ("h200", "causal")])
 def test_sequences_with_memory_of_their_own(gpu_name, mask):
     """Padding behind each holds NaN."""
     problem = problem_of(gpu_name, mask)
