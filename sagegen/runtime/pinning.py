@@ -5,7 +5,7 @@ from __future__ import annotations
 from sagegen.errors import ArgumentError, ConfigError, SagegenError
 from sagegen.gpu import Gpu
 from sagegen.problem import Problem
-from sagegen.rules import Target, check_config, default_config
+from sagegen.rules import Target, check_config, default_config, fitted_config
 from sagegen.space import Config, parse_config
 
 _DEFAULT = "default"
@@ -24,7 +24,8 @@ def check_pin(pin: str | None) -> None:
 
 
 def pinned_config(pin: str, gpu: Gpu | None, product: str, problem: Problem) -> Config:
-    """The config that `pin`, which spells one, means for `problem` on `gpu`.
+    """The config that `pin`, which spells one, means for `problem` on `gpu`: for windows and ragged batches as they can
+    have it (`rules.fitted_config`).
 
     Args:
         gpu: None for a product without a row in the GPU table.
@@ -42,6 +43,8 @@ def pinned_config(pin: str, gpu: Gpu | None, product: str, problem: Problem) -> 
     if pin == _DEFAULT:
         return default_config(target)
     config = parse_config(pin)
+    if problem != problem.tuned and (fitted := fitted_config(config, target)) is not None:
+        return fitted
     try:
         check_config(config, target)
     except ConfigError as error:

@@ -580,3 +580,12 @@ def test_a_pin_that_spells_no_config_is_named(name, says):
 def test_a_pin_may_be_any_config_the_default_or_none():
     for name in (PLAIN_V, "default", None):
         check_pin(name)
+
+
+def test_a_pinned_config_holds_for_its_relatives_as_they_can_have_it(env):
+    pinned = replace(env, pin=TUNED_WGMMA)
+    assert ask_window(pinned).config.name == TUNED_WGMMA
+    for ask_ragged in (ask_packed, ask_masked):
+        assert ask_ragged(pinned).config == replace(parse_config(TUNED_WGMMA), q_quantizer="kernel")
+    with pytest.raises(ConfigError, match="SAGEGEN_PIN: config wgmma_"):
+        ask_packed(pinned, L20)

@@ -469,6 +469,12 @@ class OnCuda(torch.Tensor):
         (((1, 2, 5, 64), (1, 2, 5, 64)), {}, None),
         (((1, 2, 5, 64), (1, 2, 9, 64)), {}, None),
         (((1, 4, 5, 64), (1, 2, 5, 64)), {"is_causal": True, "enable_gqa": True, "scale": 0.5}, None),
+        # masks that hide whole keys, and others: of inputs that are views, or of rows
+        (((2, 2, 5, 64), (2, 2, 9, 64)), {"attn_mask": torch.ones(2, 1, 1, 9).bool()}, None),
+        (((2, 2, 5, 64), (2, 2, 9, 64)), {"attn_mask": torch.ones(9).bool().expand(2, 2, 5, 9)}, None),
+        (((2, 2, 5, 64), (1, 2, 9, 64)), {"attn_mask": torch.ones(2, 1, 1, 9).bool()}, "attn_mask"),
+        (((2, 5, 64), (2, 9, 64)), {"attn_mask": torch.ones(1, 9).bool()}, "attn_mask"),
+        (((2, 2, 5, 64), (2, 2, 9, 64)), {"attn_mask": torch.zeros(2, 1, 1, 9)}, "attn_mask"),
     ],
 )
 def test_sdpa_uses_kernels_only_where_torchs_rules_hold(make, monkeypatch, fresh, shapes, options, because):
@@ -485,7 +491,9 @@ def test_sdpa_uses_kernels_only_where_torchs_rules_hold(make, monkeypatch, fresh
     q, k = (make(*shape).as_subclass(OnCuda) for shape in shapes)
     sagegen.sdpa(q, k, k, **options)
     if because is None:
-        assert called == [{"is_causal": options.get("is_causal", False), "scale": options.get("scale")}]
+        (given,) = called
+        assert given.pop("attn_mask") is options.get("attn_mask")
+        assert given == {"is_causal": options.get("is_causal", False), "scale": options.get("scale")}
         assert torchs == []
     else:
         assert called == []
