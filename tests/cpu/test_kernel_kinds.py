@@ -31,13 +31,14 @@ def test_windows_and_sequences_have_the_kinds_that_their_families_do(problem: Pr
     target = Target(GPUS["h200"], problem)
     for kind in KINDS:
         config = kind.find_config(target)
-        has_one = not (problem.is_windowed and kind.family == "wgmma")
-        has_one &= not (problem.is_ragged and "mean_span" in kind.asked)
+        has_one = not (problem.is_ragged and "mean_span" in kind.asked)
         assert (config is not None) == has_one, kind.name
         if config is not None:
             assert not broken_rules(config, target)
-            asked = {**kind.asked, "q_quantizer": "kernel"} if kind.family == "wgmma" else kind.asked
-            assert {name: getattr(config, name) for name in asked} == dict(asked)
+            asked = dict(kind.asked)
+            if kind.family == "wgmma" and problem.is_ragged:
+                asked["q_quantizer"] = "kernel"
+            assert {name: getattr(config, name) for name in asked} == asked
 
 
 def test_main_kinds_are_the_defaults_of_both_families_and_the_packed_exponent() -> None:

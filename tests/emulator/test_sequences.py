@@ -13,53 +13,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragged_calls import UNTOUCHED, BoundRagged, RaggedCall, bind_ragged, check_ragged, draw_ragged, run_ragged
+from relative_variants import DEFAULTS, MASKS, problem_of, ragged_variants
 from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
 from sagegen.errors import EmulatorError
 from sagegen.gpu import GPUS
 from sagegen.measuring.call import call_program
-from sagegen.problem import Problem, parse_problem
-from sagegen.registry import load_registry
-from sagegen.rules import Target, broken_rules, default_config, fitted_config
+from sagegen.problem import Problem
+from sagegen.rules import Target, broken_rules, default_config
 from sagegen.space import parse_config
 
 pytestmark = pytest.mark.emulator
 
-#: By the GPU whose default config runs: FP8 values, 16-bit values, wgmma.
-DEFAULTS = {"l20": "d64_fp16_full_int8", "a100": "d128_bf16_full_int8", "h200": "d64_bf16_full_int8"}
-#: Every problem of the mma family's, and those of wgmma, which has no windows.
-KINDS = [(gpu, mask) for gpu in DEFAULTS for mask in ("full", "causal", "window") if (gpu, mask) != ("h200", "window")]
+KINDS = [(gpu, mask) for gpu in DEFAULTS for mask in MASKS]
 WINDOW = (40, 9)
-#: What wgmma configs do otherwise than the default; tuned ones have neither of the last.
-OTHERS = (
-    "wgmma_c3_bk128_st3_scplain_acone_ks64_rsskip_sufadd_exmufu_laearly",
-    "wgmma_c2_bk128_st2_scplain_actwo_ks128_rsskip_suones_exmufu",
-)
 #: Around edges of query tiles, of 128 and 192 rows, and of key tiles, of 64 to 256 keys, with nothing on either side.
 #: The first has more tiles than the second, so that they would meet in scratch if each counted from its own number.
 EDGES_Q = (193, 1, 0, 65, 5, 7)
 EDGES_KV = (129, 70, 64, 130, 0, 1)
 
 
-def tuned_configs():
-    """What is tuned for the H200, as ragged problems have it; of those that agree in how they compute, one."""
-    found = {}
-    for entry in load_registry("h200").layers[-1].entries:
-        if entry.config is None:
-            continue
-        problem = replace(parse_problem(entry.problem), is_ragged=True)
-        config = fitted_config(parse_config(entry.config), Target(GPUS["h200"], problem))
-        assert config is not None, entry.config
-        found.setdefault(
-            (config.schedule, config.accumulation, config.exponent.rstrip("0123456789")), (problem, config)
-        )
-    return list(found.values())
-
-
-VARIANTS = [
-    *tuned_configs(),
-    *((Problem(64, "fp16", i == 0, is_ragged=True), parse_config(name)) for i, name in enumerate(OTHERS)),
-]
+VARIANTS = ragged_variants()
 
 
 @functools.cache
@@ -69,11 +43,6 @@ def load(gpu_name: str, problem: Problem, config_name: str | None = None):
     config = default_config(target) if config_name is None else parse_config(config_name)
     assert not broken_rules(config, target)
     return load_emulated(problem, config, target.gpu, read_env())
-
-
-def problem_of(gpu_name: str, mask: str) -> Problem:
-    own = parse_problem(DEFAULTS[gpu_name])
-    return replace(own, is_causal=mask == "causal", is_windowed=mask == "window", is_ragged=True)
 
 
 def window_of(problem: Problem) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from jinja2 import nodes
 
 import sagegen.render
 import sagegen.templates
+from relative_variants import default_relatives, ragged_variants, windowed_variants
 from sagegen.probing.probes import PROBES
 from sagegen.probing.source import render_probe
 from sagegen.render import render
@@ -60,6 +61,8 @@ def found(variants):
         patch.setattr(sagegen.render, "_environment", lambda: recording)
         for variant in variants:
             plain = render(variant.problem, variant.config)
+        for problem, config in (*default_relatives(), *ragged_variants(), *windowed_variants()):
+            render(problem, config)
         for probe in PROBES.values():
             render_probe(probe)
     assert plain.text == render(plain.problem, plain.config).text

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 import sagegen
 from exact_attention import attend, seen_keys
 from ragged_calls import check_close
+from relative_variants import DEFAULTS, windowed_variants
 from sagegen.abi import NO_LIMIT
 from sagegen.emulator.program import load_emulated
 from sagegen.env import read_env
 from sagegen.gpu import GPUS
 from sagegen.measuring.call import call_program
 from sagegen.problem import Problem
-from sagegen.rules import Target, default_config
+from sagegen.rules import Target, broken_rules, default_config
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.machine import CudaRuntime
 from sagegen.runtime.options import Options
@@ -109,7 +110,7 @@ def test_tiles_of_queries_that_see_nothing_at_all():
         assert lse[:, :, 197 - right :].isfinite().all()
 
 
-@pytest.mark.parametrize("gpu_name", ["l20", "a100"])
+@pytest.mark.parametrize("gpu_name", DEFAULTS)
 @pytest.mark.parametrize("window", [(20, 5), (70, 0), (0, 130), (100, 100)], ids=str)
 def test_tiles_before_and_after_the_window_are_not_read(gpu_name, window):
     """NaN in every key of tiles that no row of a query tile sees, so that reading one would show."""
@@ -134,10 +135,25 @@ def test_many_tiles_of_queries_and_keys(window):
     check(*draw(300, 420), window=window)
 
 
+@pytest.mark.parametrize(("problem", "config"), windowed_variants(), ids=lambda value: value.name)
+def test_other_ways_through_the_wgmma_loop(problem, config):
+    """Whole tiles first, then those at both ends: many of each, none of some, and keys that are not finite."""
+    gpu = GPUS["h200"]
+    assert not broken_rules(config, Target(gpu, problem))
+    program = load_emulated(problem, config, gpu, read_env())
+    for window, q_len, kv_len in (((300, 40), 250, 600), ((90, 9), 400, 200), ((0, 0), 70, 90)):
+        q, k, v = draw(q_len, kv_len, heads=(2, 2), dtype=torch.bfloat16)
+        k[0, 0, kv_len // 2, 1], v[0, 1, 3, 2] = math.nan, math.inf
+        for want_lse in (True, False):  # with an lse a tile's sums are made otherwise
+            out, lse = call_program(program, problem, config, q, k, v, want_lse=want_lse, window=window)
+            expected, expected_lse = exact(q, k, v, False, window)
+            check_close(out, lse if want_lse else None, expected, expected_lse)
+
+
 # --- what is not finite
 
 
-@pytest.mark.parametrize("gpu_name", ["l20", "a100"])
+@pytest.mark.parametrize("gpu_name", DEFAULTS)
 @pytest.mark.parametrize("window", [(30, 12), (0, 0), (-1, 4), (9, -1)], ids=str)
 def test_what_is_not_finite_reaches_the_rows_whose_window_holds_it(gpu_name, window):
     """Several bad keys, in one tile and in others, the first of them outside of most windows."""
@@ -163,8 +179,10 @@ def test_what_is_not_finite_reaches_the_rows_whose_window_holds_it(gpu_name, win
         ("l20", False, [(-1, -1), (1000, 1000), (2**62, -1)]),
         ("l20", True, [(-1, 0), (1000, 0), (NO_LIMIT, 0)]),
         ("a100", True, [(-1, 0), (1000, 0)]),
+        ("h200", False, [(-1, -1), (1000, 1000)]),
+        ("h200", True, [(-1, 0), (1000, 0)]),
     ],
-    ids=["l20-full", "l20-causal", "a100-causal"],
+    ids=["l20-full", "l20-causal", "a100-causal", "h200-full", "h200-causal"],
 )
 def test_a_window_as_wide_as_everything_is_the_dense_kernel_bit_for_bit(gpu_name, is_causal, windows):
     windowed = Problem(64, "fp16", False, is_windowed=True)
