@@ -62,9 +62,13 @@ EXPLAINED = (
     *(
         Explanation(
             (line, '"r"(shared_address(barrier))'),
-            "work_free: a head's values are copied again when all consumer warps have arrived, each after its output",
+            "work_free: a slot's values are copied again when all consumer warps have arrived, each after its output",
         )
         for line in (
+            "consumer.q_scale[0] = q_scales[0]",
+            "consumer.q_scale[1] = q_scales[8]",
+            "o[4 * n + 2 * half] * inverse * v_scales[8 * n]",
+            "o[4 * n + 2 * half + 1] * inverse * v_scales[8 * n + 1]",
             "channel[0], channel[MEANS_ROW * HEAD_DIM])",
             "reinterpret_cast<const int*>(channel)[SUMS_ROW * HEAD_DIM]",
             "facts[FIRST_BAD_K] < facts[FIRST_BAD_V]",
