@@ -9,7 +9,7 @@ import torch
 from sagegen.plan import Ragged
 from sagegen.runtime.addresses import UNALIGNED
 from sagegen.runtime.answers import Result
-from sagegen.runtime.arguments import ALIGNED_ELEMENTS, Checked, is_readable
+from sagegen.runtime.arguments import ALIGNED_ELEMENTS, Checked
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.options import Options
 from sagegen.runtime.prepare import Ground, Inputs
@@ -67,9 +67,12 @@ def _take_tokens(x: torch.Tensor, order: torch.Tensor, layout: str) -> torch.Ten
     """`x` with the tokens of each batch item in `order`, [batch, kv_len]; dense, [batch, tokens, heads, dim]."""
     tokens = x.transpose(1, 2) if layout == "HND" else x
     items = torch.arange(len(order), device=x.device)[:, None]
-    # torch moves one element at a time: eight channels are one where they lie so
-    is_wide = x.shape[-1] % ALIGNED_ELEMENTS == 0 and is_readable(x) and not x.data_ptr() & UNALIGNED
+    # torch moves one element at a time: eight channels are one where they lie so; strides of size-1 dims are asked, too
+    *outer, channel = x.stride()
+    multiples = (x.shape[-1], x.storage_offset(), *outer)
+    is_wide = channel == 1 and not x.data_ptr() & UNALIGNED and all(n % ALIGNED_ELEMENTS == 0 for n in multiples)
     taken = tokens.view(torch.complex128)[items, order].view(x.dtype) if is_wide else tokens[items, order]
+    taken = taken.contiguous()  # torch keeps what it can of the strides
     return taken.transpose(1, 2) if layout == "HND" else taken
 
 
