@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -48,6 +48,18 @@ class Runtime(Streams, Protocol):
     def check_program(self, program: Loaded, name: str, problem: Problem, index: int) -> None: ...
 
     def is_capturing(self) -> bool: ...
+
+
+@runtime_checkable
+class MaskedAnswer(Protocol):
+    """One that a call's mask is added to, so that what is remembered need not hold it."""
+
+    @property
+    def explanation(self) -> Explanation: ...
+
+    def with_mask(self, attn_mask: torch.Tensor | None) -> Answer: ...
+
+    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result: ...
 
 
 class Answer(Protocol):
@@ -171,6 +183,10 @@ class CastAnswer:
     """Casts q and k to v's type, which the output has then, and runs `inner`."""
 
     inner: Answer
+
+    def with_mask(self, attn_mask: torch.Tensor | None) -> CastAnswer:
+        inner = self.inner
+        return replace(self, inner=inner.with_mask(attn_mask)) if isinstance(inner, MaskedAnswer) else self
 
     @property
     def explanation(self) -> Explanation:

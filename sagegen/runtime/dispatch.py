@@ -29,7 +29,7 @@ from sagegen.runtime.programs import Programs
 from sagegen.runtime.splitting import plan_parts, workspace_bytes
 
 #: Answers that a call's mask is added to.
-MASKED_ANSWERS = (SdpaAnswer, KeyMaskAnswer)
+MASKED_ANSWERS = (SdpaAnswer, KeyMaskAnswer, CastAnswer)
 
 
 class Dispatcher:

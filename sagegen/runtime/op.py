@@ -128,7 +128,8 @@ def attention_varlen(
 
     By the config that is tuned for dense calls of these lengths, compiled at the first call. What no kernel can do is
     answered by torch SDPA, of padded copies, a bounded number of sequences at a time: as in `attention`, and Q smoothed
-    or in INT4. CPU tensors get exact attention in FP32. The host never waits for the device.
+    or in INT4. CPU tensors get exact attention in FP32. The host never waits for the device, unless backend="reference"
+    is asked for there.
 
     Args:
         q: [total_q, heads_q, head_dim], the query rows of all sequences; dtypes and head dims as in `attention`.
@@ -232,8 +233,8 @@ def workspace_bytes(
 
     That is room for the quantized Q, K and V, their scales and, where Q is smoothed, the scores' correction of one row
     per block of queries (SageAttention2, section 3.2). A call that would need more than SAGEGEN_WORKSPACE_MIB runs in
-    parts that share what the largest of them needs. 0 where torch SDPA or the reference answers; outputs, and copies
-    of inputs whose strides no kernel reads, are not counted.
+    parts that share what the largest of them needs, but for one with a mask of keys. 0 where torch SDPA or the
+    reference answers; outputs, and copies of inputs whose strides no kernel reads, are not counted.
 
     Raises:
         TypeError, ArgumentError: as `attention`.

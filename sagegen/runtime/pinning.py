@@ -40,9 +40,7 @@ def pinned_config(pin: str, gpu: Gpu | None, product: str, problem: Problem) -> 
             "unset SAGEGEN_PIN; the known ones: sagegen gpus",
         )
     target = Target(gpu, problem)
-    if pin == _DEFAULT:
-        return default_config(target)
-    config = parse_config(pin)
+    config = default_config(target) if pin == _DEFAULT else parse_config(pin)
     if problem != problem.tuned and (fitted := fitted_config(config, target)) is not None:
         return fitted
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from sagegen.plan import Ragged, make_plan
-from sagegen.runtime.addresses import addresses, aligned
+from sagegen.runtime.addresses import UNALIGNED, addresses, aligned
 from sagegen.runtime.answers import KernelAnswer, Result, copy_inputs, empty_output, into
 from sagegen.runtime.arguments import Checked, is_readable, read_strides
 from sagegen.runtime.explanation import Explanation
@@ -23,11 +24,13 @@ class RaggedAnswer:
     Attributes:
         width: channels that q, k and v are padded to; None where the kernel has as many.
         copies: names of the tensors that are copied for their strides.
+        anew: the answer to a call whose tensors have other strides.
     """
 
     inner: KernelAnswer
     width: int | None
     copies: tuple[str, ...]
+    anew: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], RaggedAnswer]
 
     @property
     def explanation(self) -> Explanation:
@@ -52,7 +55,9 @@ class RaggedAnswer:
             target.copy_(wide[..., : q.shape[-1]])
             return target if lse is None else (target, lse)
         q, k, v = copy_inputs(q, k, v, self.copies)
-        q, k, v = aligned("q", q), aligned("k", k), aligned("v", v)
+        if any(x.data_ptr() & UNALIGNED for x in (q, k, v)):  # copies have other strides than the plan
+            q, k, v = aligned("q", q), aligned("k", k), aligned("v", v)
+            return self.anew(q, k, v, out).run(q, k, v, table, out)
         if out is None or is_readable(out):
             return self.inner.run(q, k, v, out, table)
         return into(out, self.inner.run(q, k, v, None, table))
@@ -100,4 +105,10 @@ def prepare_ragged(
         streams=ground.streams,
         again=ground.again,
     )
-    return RaggedAnswer(launch, width, checked.copies)
+
+    def anew(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> RaggedAnswer:
+        if ragged.is_packed:
+            q, k, v, out = q[None], k[None], v[None], None if out is None else out[None]
+        return prepare_ragged((q, k, v), out, checked, options, ground, ragged, lse_shape)
+
+    return RaggedAnswer(launch, width, checked.copies, anew)

@@ -12,7 +12,6 @@ from sagegen.abi import LAUNCH_ABI
 from sagegen.env import Env
 from sagegen.errors import ArgumentError, ConfigError
 from sagegen.gpu import GPUS
-from sagegen.problem import Problem
 from sagegen.registry import Entry, Provenance, Range, Timing
 from sagegen.rules import Target, default_config
 from sagegen.runtime.arguments import check_call
@@ -474,8 +473,10 @@ def test_where_torch_answers_dense_calls_it_answers_short_masked_ones_but_neithe
 def test_a_relative_of_an_entry_that_is_too_coarse_is_not_taken(env, kind):
     keep(env, entry(config=TUNED_MMA, gpu="l20", cosine=0.9991), gpu="l20")
     assert ASKING[kind](env, L20).config.name == TUNED_MMA
-    assert ASKING[kind](env, L20, min_cosine=0.9995).config == default_config(
-        Target(GPUS["l20"], Problem(64, "fp16", False))
+    refused = ASKING[kind](env, L20, min_cosine=0.9995)
+    assert (refused.answer, refused.is_fallback) == ("sdpa", True)
+    assert refused.reason == (
+        "d64_fp16_full_int8, its dense relative, reaches cosine 0.9991, which is not enough for min_cosine=0.9995"
     )
 
 
@@ -589,3 +590,10 @@ def test_a_pinned_config_holds_for_its_relatives_as_they_can_have_it(env):
         assert ask_ragged(pinned).config == replace(parse_config(TUNED_WGMMA), q_quantizer="kernel")
     with pytest.raises(ConfigError, match="SAGEGEN_PIN: config wgmma_"):
         ask_packed(pinned, L20)
+
+
+@pytest.mark.parametrize("device", [L20, H200], ids=["l20", "h200"])
+def test_a_pinned_default_that_sequences_cannot_have_is_refused(env, device):
+    """INT4's default smooths Q."""
+    with pytest.raises(ConfigError, match=r"SAGEGEN_PIN: config .*ragged"):
+        ask_packed(replace(env, pin="default"), device, precision="int4")

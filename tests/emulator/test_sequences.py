@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sagegen
 from ragged_calls import UNTOUCHED, BoundRagged, RaggedCall, bind_ragged, check_ragged, draw_ragged, run_ragged
 from relative_variants import DEFAULTS, MASKS, problem_of, ragged_variants
 from sagegen.emulator.program import load_emulated
@@ -68,6 +69,43 @@ def alone(gpu_name: str, problem: Problem, call: RaggedCall) -> Iterator[tuple[t
         q, k, v = (x[at][None].transpose(1, 2) for x, at in ((call.q, rows), (call.k, keys), (call.v, keys)))
         out, lse = call_program(program, dense, program.config, q, k, v, want_lse=True)
         yield out[0], lse[0]
+
+
+# --- by the public API
+
+
+def fused(tokens: int, *, offset: int) -> tuple[torch.Tensor, ...]:
+    """q, k, v as slices of one buffer, of which the first element lies `offset` elements behind an aligned address."""
+    whole = torch.randn(tokens * 3 * 2 * 64 + offset, generator=torch.Generator().manual_seed(3)).bfloat16()
+    return whole[offset:].view(tokens, 3, 2, 64).unbind(1)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_strided_inputs_at_odd_addresses_are_copied_and_planned_anew(offset):
+    """After a call of the same shapes and strides whose addresses were even, and with an output given."""
+    starts = torch.tensor([0, 15, 40], dtype=torch.int32)
+    for own in (0, offset):
+        q, k, v = fused(40, offset=own)
+        for out in (None, torch.empty_like(q)):
+            answer = sagegen.attention_varlen(q, k, v, starts, starts, 40, 40, out=out, backend="emulator")
+            exact = sagegen.attention_varlen(q, k, v, starts, starts, 40, 40, backend="reference")
+            assert (answer - exact).float().norm() < 0.05 * exact.float().norm()
+        mask = torch.arange(40) < 30
+        inputs = [x[None] for x in (q, k, v)]
+        answer = sagegen.attention(*inputs, layout="NHD", attn_mask=mask[None, None, None], backend="emulator")
+        exact = sagegen.attention(*(x[:, :30] if i else x for i, x in enumerate(inputs)), layout="NHD")
+        assert (answer - exact).float().norm() < 0.05 * exact.float().norm()
+
+
+def test_a_cast_call_with_a_mask_is_remembered_without_it():
+    q, k, v = (x[None] for x in fused(40, offset=0))
+    for seen in (30, 5):
+        mask = (torch.arange(40) < seen)[None, None, None]
+        given = (q.float(), k.float(), v)
+        answer = sagegen.attention(*given, layout="NHD", attn_mask=mask, backend="emulator")
+        exact = sagegen.attention(q, k[:, :seen], v[:, :seen], layout="NHD")
+        assert answer.dtype == torch.bfloat16
+        assert (answer - exact).float().norm() < 0.05 * exact.float().norm()
 
 
 # --- what is computed
@@ -239,6 +277,16 @@ def test_a_table_of_nonsense_touches_no_memory_outside(gpu_name, is_packed):
     for table in MEETING.values():
         call.table.copy_(torch.tensor(table))
         launch_meeting(bound)
+
+
+@pytest.mark.parametrize("gpu_name", DEFAULTS)
+@pytest.mark.parametrize("first", [300, 770, 800])
+def test_slots_before_the_first_sequence_hold_no_tile(gpu_name, first):
+    """Tokens that no sequence has: more than a slot of queries, in which the first one would have tiles below 0."""
+    problem = problem_of(gpu_name, "full")
+    call = draw_ragged(problem, (400, 400), (30, 30))
+    call.table.copy_(torch.tensor([[first, 800, 0, 30], [800, 800, 30, 60]]))
+    launch_meeting(bind_ragged(load(gpu_name, problem), problem, call))
 
 
 @pytest.mark.parametrize("gpu_name", ["l20", "h200"])
