@@ -6,6 +6,9 @@ journal before the next begins, so a run that is killed resumes, and one that is
 
 from __future__ import annotations
 
+import math
+import os
+import platform
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -18,20 +21,23 @@ from sagegen.measuring.telemetry import describe_others, read_state
 from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
 from sagegen.rules import default_config
+from sagegen.space import Config
 from sagegen.tuning.entries import Place
-from sagegen.tuning.events import Attempted, Listener, Started, Warned, ignore
+from sagegen.tuning.events import Attempted, Heard, Listener, Started, Warned, ignore
 from sagegen.tuning.examine import Attempt, Examiner, Lanes, screen_launches
 from sagegen.tuning.journal import Phase
 from sagegen.tuning.judge import Judge
 from sagegen.tuning.ledger import Facts, Ledger
 from sagegen.tuning.plant import plant_variant
 from sagegen.tuning.request import Request, Result, Tools, make_searchers, make_target
+from sagegen.tuning.sharing import SharedStudies
 from sagegen.tuning.variants import BuildAhead, Builds, Renderer, Variant
 
 __all__ = ["Request", "Result", "Tools", "tune"]
 
 _SEARCH_SHARE = 0.7  # of the budget; the rest is for finals and confirmation
 _BATCH_PER_PROBLEM = 2
+_BATCH_PER_GPU = 8  # where there are as many compilers: on H200 machines one took as long as some eight screens
 _PING_TIMEOUT_S = 120.0
 
 _Item = tuple[Variant, Built]
@@ -79,7 +85,8 @@ class _Run:
         self.lanes = Lanes([Examiner(worker, request.lengths) for worker in tools.workers])
         device = tools.devices[0]
         facts = Facts(request.gpu.name, PROTOCOL, device.product, device.driver, tools.toolkit.build)
-        self.ledger = Ledger(tools.journal, self.renderer, facts, request.trials)
+        self.ledger = Ledger(tools.journal, self.renderer, facts, request.trials, _share(request, tools))
+        self.examining: set[tuple[Problem, str]] = set()
         self.defaults = {p: default_config(make_target(request, p, tools.toolkit)) for p in request.problems}
         place = Place(request.gpu, device.driver)
         self.judge = Judge(
@@ -87,9 +94,10 @@ class _Run:
         )
 
     def close(self) -> None:
-        """Stop the compilers and kill the workers."""
+        """Stop the compilers, kill the workers, leave to other machines what is not done."""
         self.builder.close()
         self.lanes.close()
+        self.ledger.close()
 
     def deadline(self, share: float) -> float | None:
         """When that share of the budget is spent, on the monotonic clock; None without a budget."""
@@ -103,7 +111,7 @@ class _Run:
         self.builder.submit([self.renderer.variant(*pair) for pair in self.defaults.items()])
         pings = self.lanes.each(lambda examiner: examiner.run(Ping(), _PING_TIMEOUT_S))
         searchers = make_searchers(self.request, self.tools.toolkit)
-        known = self.ledger.open(searchers, self.request.lengths)
+        known = self.ledger.open(searchers, self.request.lengths, self._held_configs())
         configs = sum(searcher.size for searcher in searchers.values())
         names = tuple(problem.name for problem in self.request.problems)
         self.listen(Started(self.request.gpu.name, names, configs, known, offline=False))
@@ -111,15 +119,10 @@ class _Run:
             _check_gpu(ping.result(), self.request.gpu)
 
     def search(self) -> None:
-        """Examine batch after batch until budget, trials or space run out; one batch is always being compiled."""
-        ahead: tuple[list[Variant], Future[Builds]] | None = None
-        for batch in self._batches():
-            following = (batch, self.builder.submit(batch))
-            if ahead:
-                self._examine(ahead[0], ahead[1].result())
-            ahead = following
-        if ahead:
-            self._examine(ahead[0], ahead[1].result())
+        """Examine what is built until budget, trials or space run out; one batch is always being compiled."""
+        followers: list[_Item] = []
+        self._examine(self._leaders(followers))
+        self._examine(self._in_time(followers))
 
     def fail_if_nothing_works(self) -> None:
         """Raise the first failure's reason if no problem has a config that works; warn of problems that have none."""
@@ -138,11 +141,21 @@ class _Run:
 
     def _batches(self) -> Iterator[list[Variant]]:
         """Batches to build; the first has the defaults, unless a journal knows them, and the planted faults."""
-        size = max(_BATCH_PER_PROBLEM * len(self.request.problems), 2 * len(self.tools.workers))
-        batch = self.ledger.ask(len(self.request.problems), self._progress()) + self._plant()
+        compilers = self.tools.jobs or len(os.sched_getaffinity(0))
+        gpus = len(self.tools.workers)
+        size = max(_BATCH_PER_PROBLEM * len(self.request.problems), 2 * gpus, min(compilers, _BATCH_PER_GPU * gpus))
+        batch = self._ask(len(self.request.problems)) + self._plant()
         while batch:
             yield batch
-            batch = [] if self._is_late() else self.ledger.ask(size, self._progress())
+            batch = [] if self._is_late() else self._ask(size)
+
+    def _ask(self, count: int) -> list[Variant]:
+        """Up to `count` variants to build, chosen with what other machines found by now."""
+        for found in self.ledger.hear():
+            objectives = self.ledger.searchers[found.problem].objectives
+            if found.value is not None and found.value < min(objectives.values(), default=math.inf):
+                self.listen(Heard(found.problem.name, found.config.name, 1 / found.value, found.machine))
+        return self.ledger.ask(count, self._progress())
 
     def _plant(self) -> list[Variant]:
         """The planted faults, each in a config of the first problem that would otherwise come late."""
@@ -153,30 +166,55 @@ class _Run:
             planted.append(plant_variant(self.renderer.variant(problem, config), plant))
         return planted
 
-    def _examine(self, batch: list[Variant], builds: Builds) -> None:
-        """Record failed builds, then examine the rest: of equal code one first, the others after it."""
-        waves: tuple[list[_Item], list[_Item]] = ([], [])
-        seen: set[tuple[Problem, str]] = set()
-        for variant in batch:
-            built = builds[variant.name]
-            if isinstance(built, BuildFailure):
-                self._enter(variant, "build", Attempt(built.outcome, built.reason))
-            elif reason := self._spill_reason(variant, built):
-                self._enter(variant, "build", Attempt("constraint", reason), built)
-            else:
-                code = (variant.problem, built.code_sha256)
-                waves[code in seen].append((variant, built))
-                seen.add(code)
-        for wave in waves:
-            for (variant, built), (attempt, shared_from) in self.lanes.map(self._examine_one, self._in_time(wave)):
-                self._enter(variant, "screen", attempt, built, shared_from)
+    def _built(self) -> Iterator[tuple[list[Variant], Builds]]:
+        """Batch after batch, built; the next is in the compiler's hands before one is given out."""
+        ahead: tuple[list[Variant], Future[Builds]] | None = None
+        for batch in self._batches():
+            following = (batch, self.builder.submit(batch))
+            if ahead:
+                yield ahead[0], ahead[1].result()
+            ahead = following
+        if ahead:
+            yield ahead[0], ahead[1].result()
+
+    def _leaders(self, followers: list[_Item]) -> Iterator[_Item]:
+        """What is to be examined as soon as a GPU is free; failed builds are recorded instead.
+
+        Of equal code one goes first; those that came while it was on a GPU go to `followers`, and come when it is done.
+        """
+        for batch, builds in self._built():
+            for variant in batch:
+                built = builds[variant.name]
+                if isinstance(built, BuildFailure):
+                    self._enter(variant, "build", Attempt(built.outcome, built.reason))
+                elif reason := self._spill_reason(variant, built):
+                    self._enter(variant, "build", Attempt("constraint", reason), built)
+                elif (variant.problem, built.code_sha256) in self.examining:
+                    followers.append((variant, built))
+                else:
+                    self.examining.add((variant.problem, built.code_sha256))
+                    yield from self._in_time([(variant, built)])
+            waiting, followers[:] = followers[:], []
+            for variant, built in waiting:
+                if (variant.problem, built.code_sha256) in self.examining:
+                    followers.append((variant, built))
+                else:
+                    yield from self._in_time([(variant, built)])
+
+    def _examine(self, items: Iterable[_Item]) -> None:
+        """Examine and record `items`, each on whichever GPU is free."""
+        for (variant, built), (attempt, shared_from) in self.lanes.map(self._examine_one, items):
+            self.examining.discard((variant.problem, built.code_sha256))
+            self._enter(variant, "screen", attempt, built, shared_from)
 
     def _examine_one(self, examiner: Examiner, item: _Item) -> tuple[Attempt, str]:
         variant, built = item
         twin = self.ledger.with_equal_code(variant, built)
         default = self.ledger.records.get((variant.problem, self.defaults[variant.problem]))
         launches = {
-            length.tokens: screen_launches(default.median_us(length.tokens) if default else None)
+            length.tokens: screen_launches(
+                default.median_us(length.tokens) if default else None, self.request.effort.launches
+            )
             for length in self.request.lengths
         }
         attempt = examiner.examine(variant, built.cubin, launches, twin.samples if twin else ())
@@ -198,7 +236,11 @@ class _Run:
 
     def _is_held(self, variant: Variant) -> bool:
         """Whether others are held against this config, so that it is measured however bad it looks."""
-        return self._must_run(variant) or variant.config in self.request.incumbents_of(variant.problem)
+        return (variant.problem, variant.config) in self._held_configs()
+
+    def _held_configs(self) -> set[tuple[Problem, Config]]:
+        incumbents = {(problem, c) for problem in self.request.problems for c in self.request.incumbents_of(problem)}
+        return incumbents | set(self.defaults.items())
 
     def _enter(
         self, variant: Variant, phase: Phase, attempt: Attempt, built: Built | None = None, shared_from: str = ""
@@ -227,6 +269,14 @@ class _Run:
     def _is_late(self) -> bool:
         end = self.deadline(_SEARCH_SHARE)
         return end is not None and time.monotonic() >= end
+
+
+def _share(request: Request, tools: Tools) -> SharedStudies | None:
+    """The run's part in searches that machines share; a journal is in one run's hands, so it names the machine."""
+    if tools.storage is None:
+        return None
+    machine = f"{platform.node()}:{tools.journal.path.resolve()}"
+    return SharedStudies(tools.storage, request.gpu.name, PROTOCOL, machine)
 
 
 def _check_gpu(reply: Reply, gpu: Gpu) -> None:

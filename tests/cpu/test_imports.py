@@ -148,17 +148,24 @@ ORDER = (
     "tuning.mma_cost",
     "tuning.wgmma_cost",
     "tuning.model",
+    "tuning.strategy",
+    "tuning.effort",
+    "tuning.gains",
+    "tuning.ranking",
     "tuning.proposer",
     "tuning.search",
+    "tuning.sharing",
     "tuning.variants",
     "tuning.plant",
     "tuning.examine",
+    "tuning.replay",
     "tuning.finals",
     "tuning.entries",
     "tuning.gatekeeper",
     "tuning.ledger",
     "tuning.request",
     "tuning.incumbents",
+    "tuning.starts",
     "tuning.judge",
     "tuning.offline",
     "tuning.tune",
@@ -180,7 +187,9 @@ TUNE_PATH = (
 )
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
-SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options", "race", "values", "watch")}
+SHARED_COMMAND_MODULES = {
+    f"sagegen.cli.{name}" for name in ("around", "options", "race", "replay", "tuning_options", "values", "watch")
+}
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 

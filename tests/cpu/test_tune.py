@@ -30,6 +30,7 @@ from sagegen.toolkit import Toolkit
 from sagegen.tuning.events import Attempted, Decided, Event, Started, Warned
 from sagegen.tuning.journal import Journal, Outcome, read_journal
 from sagegen.tuning.request import Request, Result, Tools
+from sagegen.tuning.strategy import Strategy
 from sagegen.tuning.tune import tune
 
 GPU = find_gpu("l20")
@@ -192,7 +193,7 @@ class Bench:
 
     def tune(self, problems: Sequence[Problem] = (PROBLEM,), **changes: object) -> Result:
         self.events = []
-        request = Request(GPU, tuple(problems), **{"budget_s": None, "sampler": "random", **changes})  # type: ignore[arg-type]
+        request = Request(GPU, tuple(problems), **{"budget_s": None, "strategy": Strategy("random"), **changes})  # type: ignore[arg-type]
         workers = self.workers or [self.worker]
         device = DetectedGpu(0, "NVIDIA L20", GPU.sms, "580.1", "sm_89", GPU)
         toolkit = Toolkit(Path("/nvcc"), (13, 0), "V13.0.88")
@@ -605,7 +606,7 @@ def test_a_busy_gpu_is_warned_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
-    bench.tune(trials=25, sampler="tpe")
+    bench.tune(trials=25, strategy=Strategy("tpe"))
     progress = [e.progress for e in bench.events if isinstance(e, Attempted)]
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
@@ -618,9 +619,9 @@ def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
 
 
 def test_two_runs_with_different_seeds_find_the_same_winner(bench: Bench, tmp_path: Path) -> None:
-    first = bench.tune(trials=25, seed=1, sampler="tpe")
+    first = bench.tune(trials=25, seed=1, strategy=Strategy("tpe"))
     bench.folder = tmp_path / "second"
-    second = bench.tune(trials=25, seed=2, sampler="tpe")
+    second = bench.tune(trials=25, seed=2, strategy=Strategy("tpe"))
     assert [e.config for e in first.entries] == [e.config for e in second.entries]
 
 
