@@ -29,15 +29,17 @@ def run_replay(asked: TuneOptions) -> None:
     landscapes = [found for path in asked.replay for found in read_landscapes(path) if _is_wanted(asked, found.problem)]
     if not landscapes:
         raise click.UsageError("the journals have nothing of these head dims, dtypes and masks")
-    trials = asked.trials or DEFAULT_TRIALS
     seeds = range(asked.seed, asked.seed + asked.seeds)
     courses: list[tuple[Landscape, _Course]] = []
     for landscape in landscapes:
-        course = {own: replay_searches(landscape, Strategy(own), seeds, trials) for own in samplers}
+        course = {
+            own: replay_searches(landscape, Strategy(own, starts=asked.starts), seeds, asked.trials or DEFAULT_TRIALS)
+            for own in samplers
+        }
         courses.append((landscape, course))
         click.echo(f"{landscape.journal} {landscape.problem.name}: {asked.seeds} searches by each sampler", err=True)
     if asked.as_json:
-        click.echo(json.dumps(_to_json(courses, trials, seeds)))
+        click.echo(json.dumps(_to_json(courses, asked)))
     else:
         _print(courses, samplers)
 
@@ -72,8 +74,8 @@ def _pooled(courses: Iterable[tuple[Landscape, _Course]], sampler: Sampler) -> l
     return [replayed for _, course in courses for replayed in course[sampler]]
 
 
-def _to_json(courses: list[tuple[Landscape, _Course]], trials: int, seeds: range) -> dict[str, Any]:
-    from sagegen.tuning.replay import NEAR, spread
+def _to_json(courses: list[tuple[Landscape, _Course]], asked: TuneOptions) -> dict[str, Any]:
+    from sagegen.tuning.replay import DEFAULT_TRIALS, NEAR, spread
 
     def describe(found: list[Replayed]) -> dict[str, Any]:
         return {
@@ -94,7 +96,15 @@ def _to_json(courses: list[tuple[Landscape, _Course]], trials: int, seeds: range
         for landscape, course in courses
     ]
     everything = {sampler: describe(_pooled(courses, sampler)) for sampler in samplers}
-    return {"within": NEAR, "trials": trials, "seeds": list(seeds), "problems": problems, "all": everything}
+    return {
+        "within": NEAR,
+        "trials": asked.trials or DEFAULT_TRIALS,
+        "seed": asked.seed,
+        "seeds": asked.seeds,
+        "starts": asked.starts,
+        "problems": problems,
+        "all": everything,
+    }
 
 
 def _print(courses: list[tuple[Landscape, _Course]], samplers: list[Sampler]) -> None:

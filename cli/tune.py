@@ -45,7 +45,7 @@ def command(asked: TuneOptions) -> None:
       sagegen tune --gpu l20
       sagegen tune --gpu h200 --head-dim 128 --causal --budget 6m
       sagegen tune --gpu h200 --effort quick --head-dim 64 --tokens 8192,16384
-      sagegen tune --gpu h200 --storage postgresql://tuner@db/sagegen --budget 1h
+      sagegen tune --gpu h200 --storage postgresql+psycopg://tuner@db/sagegen --budget 1h
       sagegen tune --gpu rtx4090 --offline -o tuned/rtx4090.yaml
       sagegen tune --replay docs/gpu-runs/2026-11-30c-h200-bf16-journal.jsonl.gz --sampler tpe
     """

@@ -15,7 +15,7 @@ from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem, TunedLeng
 from sagegen.tuning.effort import EFFORT_NAMES, EFFORTS, Effort, EffortName
 from sagegen.tuning.plant import PLANTS, Plant
 from sagegen.tuning.replay import DEFAULT_TRIALS
-from sagegen.tuning.strategy import DEFAULT_SAMPLER, SAMPLERS, Sampler
+from sagegen.tuning.strategy import DEFAULT_SAMPLER, SAMPLERS, Sampler, Strategy
 
 _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 #: What `--replay` looks at; other options are of runs that measure or compile.
@@ -43,6 +43,7 @@ class TuneOptions:
         storage: journal file or RDB URL of Optuna's that machines share.
         replay: journals to search instead of measuring.
         seeds: searches per landscape and sampler of a replay.
+        starts: configs of the model's choice that each of them begins with.
     """
 
     gpu_name: str
@@ -68,6 +69,7 @@ class TuneOptions:
     probe_file: Path | None
     replay: tuple[Path, ...]
     seeds: int
+    starts: int
     plants: tuple[Plant, ...]
     as_json: bool
 
@@ -130,7 +132,7 @@ _OPTIONS = (
                  help="How many GPUs of this machine measure side by side, of those CUDA_VISIBLE_DEVICES shows."),
     click.option("--storage", metavar="FILE|URL",
                  help="Search together with other machines through Optuna's journal file, or its RDB at a sqlite:/// "
-                 "or postgresql:// URL."),
+                 "or postgresql+psycopg:// URL."),
     click.option("--jobs", type=click.IntRange(min=1),
                  help="Compilers at a time. [all cores; two fewer while measuring]"),
     click.option("-o", "--output", type=RegistryFile(), metavar="FILE",
@@ -142,6 +144,9 @@ _OPTIONS = (
                  "is within 2 % of the best recorded. Writes nothing."),
     click.option("--seeds", type=click.IntRange(min=1), default=20, show_default=True,
                  help="With --replay: searches per problem and sampler."),
+    click.option("--starts", type=click.IntRange(min=0), default=Strategy().starts, show_default=True,
+                 help="With --replay: configs of the model's choice that each search begins with; 0 compares the "
+                 "samplers alone."),
     click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
                  help="Self-test: add a candidate that crashes, hangs or does not compile."),
     json_option,

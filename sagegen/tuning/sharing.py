@@ -13,6 +13,7 @@ import functools
 import hashlib
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 #: A config that a machine has had so long without a word is free again: that machine is gone.
 ABANDONED_AFTER = timedelta(minutes=15)
 _SQLITE_TIMEOUT_S = 60.0
+_OPEN_TRIES, _OPEN_PAUSE_S = 4, 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -67,19 +69,34 @@ def open_storage(place: str) -> BaseStorage:
     from sqlalchemy.exc import SQLAlchemyError
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    remedy = "give --storage a file that can be written, or a URL as sqlite:///FILE or postgresql://USER@HOST/NAME"
+    remedy = (
+        "give --storage a file that can be written, or a URL as sqlite:///FILE or postgresql+psycopg://USER@HOST/NAME"
+    )
     try:
         if "://" not in place:
             return JournalStorage(JournalFileBackend(place))
         connect = {"timeout": _SQLITE_TIMEOUT_S} if place.startswith("sqlite") else {}
-        return RDBStorage(place, engine_kwargs={"connect_args": connect})
-    except ModuleNotFoundError as error:
+        return _patiently(lambda: RDBStorage(place, engine_kwargs={"connect_args": connect}))
+    except ImportError as error:
         raise ArgumentError(
-            f"storage {_without_password(place)} needs the Python package {error.name}", f"pip install {error.name}"
+            f"storage {_without_password(place)} needs a database driver that is not installed",
+            "pip install 'sagegen[postgresql]' and write postgresql+psycopg://USER@HOST/NAME, or another URL's driver",
         ) from error
-    except (OSError, UrlError, SQLAlchemyError, ImportError) as error:
+    except (OSError, UrlError, SQLAlchemyError) as error:
         reason = str(error).partition("\n")[0]
         raise ArgumentError(f"storage {_without_password(place)} cannot be opened: {reason}", remedy) from error
+
+
+def _patiently(open_database: Callable[[], BaseStorage]) -> BaseStorage:
+    """The storage; machines that start together may all be making its tables, and all but one of them fail."""
+    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+
+    for _ in range(_OPEN_TRIES - 1):
+        try:
+            return open_database()
+        except (IntegrityError, OperationalError, ProgrammingError):
+            time.sleep(_OPEN_PAUSE_S)
+    return open_database()
 
 
 def _without_password(place: str) -> str:

@@ -299,7 +299,9 @@ def test_the_registrys_winner_is_the_incumbent(stage: Stage) -> None:
 
 def test_winners_of_other_buckets_and_problems_are_starts_unless_an_incumbent_is_named(stage: Stage) -> None:
     won = replace(CONFIG, stages=3, rescale="skip")
-    save_entries(stage.registry, "l20", [make_entry(config=won.name, kernel=f"{PROBLEM.name}_{won.name}")], {DIGEST: CUBIN})
+    save_entries(
+        stage.registry, "l20", [make_entry(config=won.name, kernel=f"{PROBLEM.name}_{won.name}")], {DIGEST: CUBIN}
+    )
     stage.invoke("--head-dim", "128", "--tokens", "16384")
     stage.invoke("--head-dim", "128", "--tokens", "16384", "--incumbent", "default")
     causal = Problem(128, "bf16", True)

@@ -7,11 +7,12 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from optuna.storages import BaseStorage
 
 from sagegen.build import BuildFailure, Built
 from sagegen.cubin import Resources
@@ -29,7 +30,8 @@ from sagegen.store import CUBIN_FILE, Store, make_key
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.events import Attempted, Decided, Event, Started, Warned
 from sagegen.tuning.journal import Journal, Outcome, read_journal
-from sagegen.tuning.request import Request, Result, Tools
+from sagegen.tuning.request import Request, Result, Tools, make_searchers
+from sagegen.tuning.search import Searcher
 from sagegen.tuning.strategy import Strategy
 from sagegen.tuning.tune import tune
 
@@ -186,20 +188,28 @@ class Bench:
     events: list[Event] = field(default_factory=list)
     stop_after: int | None = None
     stop_with: type[BaseException] = KeyboardInterrupt
+    searchers: Mapping[Problem, Searcher] = field(default_factory=dict)
 
     @property
     def journal(self) -> Path:
         return self.folder / "journal.jsonl"
 
-    def tune(self, problems: Sequence[Problem] = (PROBLEM,), **changes: object) -> Result:
+    def tune(
+        self, problems: Sequence[Problem] = (PROBLEM,), storage: BaseStorage | None = None, **changes: object
+    ) -> Result:
         self.events = []
         request = Request(GPU, tuple(problems), **{"budget_s": None, "strategy": Strategy("random"), **changes})  # type: ignore[arg-type]
         workers = self.workers or [self.worker]
         device = DetectedGpu(0, "NVIDIA L20", GPU.sms, "580.1", "sm_89", GPU)
         toolkit = Toolkit(Path("/nvcc"), (13, 0), "V13.0.88")
         with Journal(self.journal) as journal:
-            tools = Tools(workers, [device] * len(workers), journal, Store(self.folder / "kernels"), toolkit)
+            store = Store(self.folder / "kernels")
+            tools = Tools(workers, [device] * len(workers), journal, store, toolkit, storage=storage)
             return tune(request, tools, self.listen)
+
+    def make_searchers(self, request: Request, toolkit: Toolkit) -> Mapping[Problem, Searcher]:
+        self.searchers = make_searchers(request, toolkit)
+        return self.searchers
 
     def listen(self, event: Event) -> None:
         self.events.append(event)
@@ -218,6 +228,7 @@ def make_bench(folder: Path, patch: pytest.MonkeyPatch) -> Bench:
         "sagegen.tuning.variants.build_batch", lambda *args, **options: made.compiler.build_batch(*args, **options)
     )
     patch.setattr("sagegen.tuning.request.all_searched_configs", lambda target: list(SPACE))
+    patch.setattr("sagegen.tuning.tune.make_searchers", lambda *asked: made.make_searchers(*asked))
     patch.setattr("sagegen.tuning.tune.read_state", lambda index: GpuState())
     return made
 
