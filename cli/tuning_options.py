@@ -29,6 +29,7 @@ _REPLAY_OPTIONS = (
     "sampler",
     "seed",
     "seeds",
+    "starts",
     "as_json",
 )
 

@@ -28,7 +28,7 @@ class Strategy:
     sampler: Sampler = DEFAULT_SAMPLER
     starts: int = 6
     random_starts: int = 16
-    neighbours_every: int = 0
+    neighbours_every: int = 2
     polish_from: float = 2 / 3
     tops: int = 3
     explore_every: int = 5

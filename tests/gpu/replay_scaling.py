@@ -3,7 +3,7 @@
 A worker's answer to a config is its recorded sample, after its recorded duration times --scale. Compiling is scripted
 and takes no time. For example:
 
-    python tests/cpu/replay_scaling.py docs/gpu-runs/2026-11-30c-h200-bf16-journal.jsonl.gz --workers 1,2,4
+    python tests/gpu/replay_scaling.py docs/gpu-runs/2026-11-30c-h200-bf16-journal.jsonl.gz --workers 1,2,4
 """
 
 from __future__ import annotations
