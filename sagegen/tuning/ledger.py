@@ -1,7 +1,8 @@
 """The ledger of a tuning run: who has been asked, what came of it, and what need not be tried again.
 
 It stands between the searchers, which speak of configs, and the journal, which keeps records: equal text is built once,
-equal machine code is timed once, and what an earlier run recorded is not repeated.
+equal machine code is timed once, and what an earlier run recorded is not repeated. All of that within a problem: the
+same code of another problem would be other work. Other machines that share the search are asked and told here too.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def test_two_workers_take_at_most_six_tenths_of_the_time_of_one(tmp_path: Path) 
         folders = [tmp_path / f"{attempt}-{count}" for count in (1, 2)]
         for folder in folders:
             folder.mkdir()
-        (alone, _), (both, workers) = (time_run(landscape, n, 0.1, f) for n, f in zip((1, 2), folders, strict=True))
+        (alone, _), (both, workers) = (time_run(landscape, n, 0.25, f) for n, f in zip((1, 2), folders, strict=True))
         gated = [name for worker in workers for name in worker.gated]
         assert sorted(gated) == sorted({config.name for config in landscape.records})  # one journal, nothing twice
         shares.append(both / alone)

@@ -3,7 +3,7 @@
 A worker's answer to a config is its recorded sample, after its recorded duration times --scale. Compiling is scripted
 and takes no time. For example:
 
-    python tests/gpu/replay_scaling.py docs/gpu-runs/2026-11-30c-h200-bf16-journal.jsonl.gz --workers 1,2,4
+    python tests/gpu/replay_scaling.py docs/gpu-runs/2026-11-30c-h200-fp16-journal.jsonl.gz --workers 1,2,4
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("journal", type=Path)
     parser.add_argument("--workers", default="1,2")
-    parser.add_argument("--scale", type=float, default=0.2, help="of the recorded durations")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the recorded durations")
     asked = parser.parse_args()
     for landscape in read_landscapes(asked.journal):
         _all_rendered(landscape)
