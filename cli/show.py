@@ -20,7 +20,7 @@ _WIDTH = 240
 
 
 class _Row(NamedTuple):
-    """One entry as shown: `layer` is `user` or `shipped`; `stale` None when no text was recorded."""
+    """One entry as shown: `layer` is `user`, `shipped`, a folder or a package; `stale` None: no text was recorded."""
 
     gpu: str
     layer: str
@@ -103,25 +103,15 @@ def _read_rows(names: Iterable[str]) -> tuple[list[_Row], list[str]]:
     from sagegen.env import read_env
     from sagegen.errors import RegistryError
     from sagegen.registry import load_layers
+    from sagegen.registry_stale import find_staleness
 
     env = read_env()
     errors: list[RegistryError] = []
     rows = []
     for name in names:
         for layer in load_layers(name, env, errors.append):
-            where = "shipped" if layer.shipped else "user"
-            rows += [_Row(name, where, entry, _is_stale(entry)) for entry in layer.entries]
-    return rows, list(map(str, errors))
-
-
-def _is_stale(entry: Entry) -> bool | None:
-    from sagegen.problem import parse_problem
-    from sagegen.render import render
-    from sagegen.space import parse_config
-
-    if entry.config is None or entry.provenance.text_sha256 is None:
-        return None
-    return render(parse_problem(entry.problem), parse_config(entry.config)).sha256 != entry.provenance.text_sha256
+            rows += [_Row(name, layer.label, entry, find_staleness(entry)) for entry in layer.entries]
+    return rows, list(dict.fromkeys(map(str, errors)))  # a folder that is missing is missed once per GPU
 
 
 def _to_json(row: _Row) -> dict[str, Any]:

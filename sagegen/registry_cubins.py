@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
+import stat
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -30,7 +32,7 @@ def read_packed(file: Path) -> bytes:
     """
     unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        content = unpacker.decompress(file.read_bytes(), _MAX_BYTES)
+        content = unpacker.decompress(_read_bounded(file), _MAX_BYTES)
     except zlib.error:
         return b""
     return content if unpacker.eof else b""
@@ -39,7 +41,7 @@ def read_packed(file: Path) -> bytes:
 def read_plain(packed: Path, digest: str) -> bytes | None:
     """The cubin as registries had it before they packed them; None when it is not there, or another's."""
     try:
-        data = packed.with_suffix("").read_bytes()
+        data = _read_bounded(packed.with_suffix(""))
     except OSError:
         return None
     return data if hashlib.sha256(data).hexdigest() == digest else None
@@ -51,3 +53,9 @@ def remove_strays(folder: Path, digests: Iterable[str]) -> None:
     for file in (*folder.glob("*.cubin.gz"), *folder.glob("*.cubin")):
         if f"{file.name.removesuffix('.gz')}.gz" not in wanted:
             file.unlink()
+
+
+def _read_bounded(file: Path) -> bytes:
+    """At most what a cubin can have; nothing of what is no plain file, such as a pipe, which could make one wait."""
+    with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+        return opened.read(_MAX_BYTES) if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""

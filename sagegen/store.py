@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -189,6 +189,12 @@ class Store:
 def open_store(env: Env) -> Store:
     """The store that the environment names."""
     return Store(env.cache_dir / "kernels")
+
+
+def mark_used(folder: Path) -> None:
+    """Note that an entry was loaded, so that `gc` keeps it; a store that cannot be written is left as it is."""
+    with suppress(OSError):
+        os.utime(folder / RECORD_FILE)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -463,7 +463,7 @@ def test_shipped_registries_are_valid_and_their_cubins_match(gpu):
     if not file.exists():
         return
     for entry in parse_entries(file.read_text(), str(file), gpu):
-        layer = registry.Layer(file.parent, gpu, (entry,), True)
+        layer = registry.Layer(file.parent, gpu, (entry,), "shipped")
         if entry.answer == "kernel":
             assert registry.read_cubin(registry.Found(entry, gpu, False, False, layer)) is not None
 
