@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from sagegen.cli.difference import show_difference
 from sagegen.cli.options import json_option, make_problem, problem_options, tune_command
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ class _Row(NamedTuple):
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Show how far others are from the winners of this journal; it may be packed (.jsonl.gz).",
 )
+@click.option(
+    "--diff",
+    "diff_paths",
+    nargs=2,
+    metavar="OLD NEW",
+    type=click.Path(exists=True, path_type=Path),
+    help="Show what changed between two registries: files, folders, or bundles in any form.",
+)
 @click.option("--space", "show_space", is_flag=True, help="Show the parameters of the search space instead.")
 @problem_options
 @json_option
@@ -45,6 +54,7 @@ def command(
     gpu_name: str | None,
     problem_name: str | None,
     journal_path: Path | None,
+    diff_paths: tuple[Path, Path] | None,
     show_space: bool,
     head_dim: str,
     dtype: str,
@@ -52,7 +62,7 @@ def command(
     precision: str,
     as_json: bool,
 ) -> None:
-    """Show the tuned registry, one problem's entries, a journal's winners, or the search space.
+    """Show the tuned registry, one problem's entries, a journal's winners, what changed, or the search space.
 
     An entry is stale when its config renders another source today than the one its kernel was built from: the kernel
     goes on serving, its figures are of the old source.
@@ -61,6 +71,10 @@ def command(
     slowest valid config that was measured; `winner` is how many times faster the winner is, with a 95 % interval where
     both ran in the same rounds. `screen` marks times that are of no finals.
 
+    With --diff, per problem and range of lengths: what was added or removed, is faster or slower by 1 % or more, is
+    more or less accurate, is measured where it was predicted, or is another kernel. `speed` is the old time of a full
+    call by the new one, of two measured or (`~`) two predicted times of the same shape; others are not compared.
+
     --head-dim, --dtype, --causal and --precision say for which problem --space counts the configs that tuning tries.
 
     \b
@@ -68,6 +82,7 @@ def command(
       sagegen show --gpu l20
       sagegen show --gpu l20 --problem d128_bf16_causal_int8
       sagegen show --journal docs/gpu-runs/2026-11-30-h200-bf16-journal.jsonl.gz
+      sagegen show --diff h200-old.tar.zst tuned/h200.yaml
       sagegen show --space --gpu l20 --head-dim 64
     """
     from sagegen.gpu import GPUS, find_gpu
@@ -77,6 +92,9 @@ def command(
         _show_space(gpu_name, make_problem(head_dim, dtype, is_causal, precision), as_json)
         return
     problems = [] if problem_name is None else [parse_problem(problem_name)]
+    if diff_paths is not None:
+        show_difference(*diff_paths, gpu_name, problem_name, as_json)
+        return
     if journal_path is not None:
         _show_journal(journal_path, gpu_name, problem_name, as_json)
         return

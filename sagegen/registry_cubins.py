@@ -30,12 +30,13 @@ def read_packed(file: Path) -> bytes:
     Raises:
         OSError: there is no such file, or it cannot be read.
     """
-    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-    try:
-        content = unpacker.decompress(_read_bounded(file), _MAX_BYTES)
-    except zlib.error:
-        return b""
-    return content if unpacker.eof else b""
+    return _unpack(_read_bounded(file))
+
+
+def unpack_cubin(packed: bytes, digest: str) -> bytes | None:
+    """The cubin of that digest in a gzip file's bytes; None where they hold anything else."""
+    data = _unpack(packed)
+    return data if hashlib.sha256(data).hexdigest() == digest else None
 
 
 def read_plain(packed: Path, digest: str) -> bytes | None:
@@ -53,6 +54,15 @@ def remove_strays(folder: Path, digests: Iterable[str]) -> None:
     for file in (*folder.glob("*.cubin.gz"), *folder.glob("*.cubin")):
         if f"{file.name.removesuffix('.gz')}.gz" not in wanted:
             file.unlink()
+
+
+def _unpack(packed: bytes) -> bytes:
+    unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+    try:
+        content = unpacker.decompress(packed, _MAX_BYTES)
+    except zlib.error:
+        return b""
+    return content if unpacker.eof else b""
 
 
 def _read_bounded(file: Path) -> bytes:

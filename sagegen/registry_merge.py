@@ -61,7 +61,7 @@ def merge_entries(
 
 def put_over(entries: Iterable[Entry], entry: Entry) -> list[Entry]:
     """`entries` with `entry` in the place of what it overlaps; they keep answering what it leaves of their buckets."""
-    return [*(part for other in entries for part in _outside(other, entry)), entry]
+    return [*(part for other in entries for part in left_of(other, entry)), entry]
 
 
 def _share_bucket(entry: Entry, other: Entry) -> bool:
@@ -102,7 +102,7 @@ def _covers(entry: Entry, other: Entry) -> bool:
     return entry.problem == other.problem and own.kv_min <= wanted.kv_min and reaches_end
 
 
-def _outside(entry: Entry, other: Entry) -> list[Entry]:
+def left_of(entry: Entry, other: Entry) -> list[Entry]:
     """What of an entry another one leaves: all, or its bucket below and above, where there is such a length."""
     if not entry.overlaps(other):
         return [entry]

@@ -66,6 +66,14 @@ ORDER = (
     "registry",
     "registry_kernels",
     "registry_stale",
+    # shipping it
+    "shipping.bundle",
+    "shipping.archive",
+    "shipping.wheel",
+    "shipping.sources",
+    "shipping.merging",
+    "shipping.difference",
+    "shipping.sweep",
     # answering a call
     "runtime.device",
     "runtime.options",
@@ -185,7 +193,9 @@ TUNE_PATH = (
 )
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
-SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options", "race", "values", "watch")}
+SHARED_COMMAND_MODULES = {
+    f"sagegen.cli.{name}" for name in ("around", "difference", "options", "race", "values", "watch")
+}
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = (
     "optuna",
@@ -202,7 +212,7 @@ HEAVY = (
 )
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "tuning")
+PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "shipping", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 
