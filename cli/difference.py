@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sagegen.entry import Entry
     from sagegen.shipping.difference import Change
 
-_WIDTH = 240
+_WIDTH = 400
 
 
 def show_difference(old: Path, new: Path, gpu_name: str | None, problem_name: str | None, as_json: bool) -> None:

@@ -15,11 +15,11 @@ from sagegen.interrupts import PromptInterrupts
 COMMANDS = {
     "gpus": "List the known GPUs and those of this machine.",
     "doctor": "Check what running and building kernels needs on this machine.",
-    "show": "Show the tuned registry, one of its entries, what changed between two, or the search space.",
+    "show": "Show the tuned registry, an entry, a difference, or the search space.",
     "render": "Print the CUDA source of a config.",
     "build": "Compile a config and print what it takes.",
     "tune": "Search the best configs for a GPU and write its registry.",
-    "pack": "Pack tuned registries with their cubins as a folder, an archive or a wheel.",
+    "pack": "Pack registries with their cubins: folder, archive or wheel.",
     "unpack": "Check an archive of registries and unpack it.",
     "merge": "Merge several registries of one GPU into one.",
     "gc": "Remove compiled kernels that nobody needs from the cache folder.",

@@ -69,9 +69,7 @@ def make_bundle(gpus: Sequence[str], env: Env) -> Bundle:
         sagegen=importlib.metadata.version("sagegen"),
         launch_abi=LAUNCH_ABI,
         gpus=facts,
-        files={
-            name: FileFacts(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data)) for name, data in files.items()
-        },
+        files={name: _describe_file(data) for name, data in files.items()},
     )
     return Bundle(manifest, files)
 

@@ -73,14 +73,16 @@ def remove_stray(stray: Stray) -> bool:
     lock = stray.store.lock_named(name)
     try:
         with lock.acquire(timeout=0):
-            return _remove_locked(stray)
+            is_removed = _remove_locked(stray)
+            # who waits for the file then holds a lock that nobody sees, and may build what another builds: harmless
+            Path(lock.lock_file).unlink(missing_ok=True)
+            return is_removed
     except Timeout:
         return False
 
 
 def _remove_locked(stray: Stray) -> bool:
     if stray.kind == "lock":
-        stray.path.unlink(missing_ok=True)
         return True
     if _idle_s(stray.path, time.time()) < stray.idle_s:
         return False
