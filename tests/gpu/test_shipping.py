@@ -22,8 +22,7 @@ pytestmark = pytest.mark.gpu
 
 _PROCESSES = 8
 _START_S = 120
-_CHILD = (
-    """
+_CHILD = """
 import sys, time
 from pathlib import Path
 import torch
@@ -52,8 +51,6 @@ cosine = torch.nn.functional.cosine_similarity(out.float().flatten(), exact.flat
 print(last.answer, last.kernel, last.found.layer.label, last.found.entry.cubin_sha256, f"{cosine:.5f}", sep="|")
 assert last.found.layer.label in str(sagegen.explain(q, k, v))
 """
-    % _TOKENS
-)
 
 
 @dataclass(frozen=True)
