@@ -92,9 +92,11 @@ def _compare(
 
 
 def _find_speed(old: Entry, new: Entry) -> float | None:
-    """How many times faster the new answer is; None where the times are not of one kind and one shape."""
+    """How many times faster the new answer is; None where the times are not of one kind, shape, protocol and model."""
     own, other = old.provenance, new.provenance
     if own.kind != other.kind or own.shape != other.shape:
+        return None
+    if old.measured and own.protocol != other.protocol:
         return None
     if old.measured:
         return new.answer_tops / old.answer_tops if old.answer_tops and new.answer_tops else None

@@ -36,7 +36,7 @@ def make_entry(
         kernel=f"{PROBLEM.name}_{config}",
         cubin_sha256=hashlib.sha256(cubin).hexdigest(),
         provenance=Provenance(
-            kind=kind, gpu="l20", sms=92, launch_abi=1, protocol=1, date=date, model=model,
+            kind=kind, gpu="l20", sms=92, launch_abi=1, protocol=rest.pop("protocol", 1), date=date, model=model,
             shape=rest.pop("shape", "b1"),
         ),
         **rest,
@@ -94,6 +94,7 @@ def changes(run: Callable[..., str], tmp_path: Path) -> Callable[..., list[dict]
         (measured(80), measured(100), ["slower"], 0.8),
         (measured(100), measured(99.5), [], 100 / 99.5),
         (measured(100), measured(80, shape="b2"), [], None),
+        (measured(100), measured(80, protocol=2), [], None),
         (measured(100), make_entry(), [], None),
         (predicted(100), predicted(80, config=OTHER), ["faster", "another config"], 1.25),
         (predicted(100), predicted(80, model="2"), [], None),
