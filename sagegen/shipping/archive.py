@@ -17,6 +17,8 @@ _LEVEL = 10
 #: Of an archive, packed and unpacked: some hundred times this project's largest.
 _MAX_BYTES = 1 << 29
 _MAX_MEMBERS = 1 << 14
+#: What reading a tar file raises where its headers make no sense, or are nested to overflow the stack.
+_DAMAGE = (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError)
 _AGAIN = "get the archive again, or pack it again with: sagegen pack"
 
 
@@ -41,8 +43,8 @@ def read_archive(path: Path) -> Bundle:
     tar = _decompress(path)
     try:
         with tarfile.open(fileobj=io.BytesIO(tar), mode="r:") as archive:
-            files = _read_members(archive, path)
-    except tarfile.TarError as error:
+            files = _read_members(archive, len(tar), path)
+    except _DAMAGE as error:
         raise RegistryError(f"{path}: damaged: {error}", _AGAIN) from error
     if MANIFEST_FILE not in files:
         raise RegistryError(f"{path}: has no {MANIFEST_FILE}, so it is no bundle", _AGAIN)
@@ -72,11 +74,11 @@ def _decompress(path: Path) -> bytes:
         raise RegistryError(f"{path}: damaged: {error}", _AGAIN) from error
 
 
-def _read_members(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
-    """The members by name; their names are held to the manifest later, which can spell no path out of its folder."""
+def _read_members(archive: tarfile.TarFile, size: int, path: Path) -> dict[str, bytes]:
+    """The members of a tar file of so many bytes. The manifest, which can spell no path out of a bundle, names them."""
     files: dict[str, bytes] = {}
     for member in archive:
-        if flaw := _find_flaw(member, files):
+        if flaw := _find_flaw(member, files, size):
             raise RegistryError(f"{path}: member {member.name!r} {flaw}", "do not unpack it; get it from who packed it")
         content = archive.extractfile(member)
         data = content.read(member.size) if content else b""
@@ -86,7 +88,7 @@ def _read_members(archive: tarfile.TarFile, path: Path) -> dict[str, bytes]:
     return files
 
 
-def _find_flaw(member: tarfile.TarInfo, before: dict[str, bytes]) -> str:
+def _find_flaw(member: tarfile.TarInfo, before: dict[str, bytes], archive_size: int) -> str:
     """What is wrong with a member whatever it holds; empty when nothing is."""
     if member.issym() or member.islnk():
         return f"is a link to {member.linkname!r}"
@@ -96,6 +98,8 @@ def _find_flaw(member: tarfile.TarInfo, before: dict[str, bytes]) -> str:
         return "is an absolute path"
     if ".." in member.name.split("/"):
         return "leads out of its folder"
+    if not 0 <= member.size <= archive_size:
+        return f"says that it has {member.size} bytes"
     if member.name in before:
         return "is there twice"
     if len(before) >= _MAX_MEMBERS:

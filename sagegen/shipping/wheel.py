@@ -53,7 +53,7 @@ def read_wheel(path: Path) -> Bundle:
             if sum(member.file_size for member in members) > _MAX_BYTES:
                 raise RegistryError(f"{path}: unpacks to more than the {_MAX_BYTES >> 20} MiB of a bundle", _AGAIN)
             files = {member.filename: archive.read(member) for member in members}
-    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise RegistryError(f"{path}: damaged: {error}", _AGAIN) from error
     if len(files) != len(members):
         raise RegistryError(f"{path}: a member is there twice", _AGAIN)

@@ -265,6 +265,21 @@ def test_a_size_bomb_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
         read_archive(archive_of(tmp_path / "sparse.tar.zst", (sparse, b"x")))
 
 
+def test_headers_that_make_no_sense_are_damage(bundle: Bundle, tmp_path: Path) -> None:
+    """Long names for long names, which readers take recursively; a member that says it is larger than the archive."""
+    nested = member_of("././@LongLink", tarfile.GNUTYPE_LONGNAME).tobuf(tarfile.GNU_FORMAT) * 20_000
+    large = member_of("h200.yaml")
+    large.size = 1 << 33
+    for name, tar in (("nested", nested), ("large", large.tobuf(tarfile.GNU_FORMAT) + bytes(1024)), ("text", b"text")):
+        archive = tmp_path / f"{name}.tar.zst"
+        archive.write_bytes(zstandard.compress(tar))
+        with pytest.raises(RegistryError, match=rf"{name}\.tar\.zst: "):
+            read_archive(archive)
+    (tmp_path / "x.whl").write_bytes(b"text")
+    with pytest.raises(RegistryError, match=r"x\.whl: damaged"):
+        read_wheel(tmp_path / "x.whl")
+
+
 def test_every_flipped_byte_of_an_archive_is_refused_by_the_archives_name(bundle: Bundle, tmp_path: Path) -> None:
     whole = pack_archive(bundle)
     archive = tmp_path / "h200.tar.zst"
