@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import stat
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,6 +65,6 @@ def _unpack(packed: bytes) -> bytes:
 
 
 def _read_bounded(file: Path) -> bytes:
-    """At most what a cubin can have; nothing of what is no plain file, such as a pipe, which could make one wait."""
+    """At most what a cubin can have, without waiting: a named pipe waits for its writer for good, a device has no end."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
-        return opened.read(_MAX_BYTES) if stat.S_ISREG(os.fstat(opened.fileno()).st_mode) else b""
+        return opened.read(_MAX_BYTES)
