@@ -65,6 +65,6 @@ def _unpack(packed: bytes) -> bytes:
 
 
 def _read_bounded(file: Path) -> bytes:
-    """At most what a cubin can have, without waiting: a named pipe waits for its writer for good, a device has no end."""
+    """At most what a cubin can have, without waiting: a named pipe waits for its writer, and a device has no end."""
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
         return opened.read(_MAX_BYTES)

@@ -316,12 +316,11 @@ def test_a_flipped_byte_of_a_folder_or_a_wheel_is_refused_by_the_files_name(bund
 
 @pytest.fixture
 def installed(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Site-packages that pip put the wheel into; a Python file in it would leave a trace if it were run."""
+    """Site-packages with the wheel unpacked, as pip does; a Python file in it would leave a trace if it were run."""
     name, data = pack_wheel(bundle)
     (tmp_path / name).write_bytes(data)
     site = tmp_path / "site"
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site), "--no-deps", "--no-index"]
-    subprocess.run([*pip, str(tmp_path / name)], check=True, capture_output=True)
+    zipfile.ZipFile(tmp_path / name).extractall(site)
     trap = f"open({str(tmp_path / 'imported')!r}, 'w')"
     (site / "sagegen_kernels_h200" / "__init__.py").write_text(trap)
     monkeypatch.syspath_prepend(str(site))
@@ -337,8 +336,19 @@ def test_an_installed_wheel_answers_and_nothing_of_it_is_imported(env: Env, inst
     assert not (tmp_path / "imported").exists()
     summary = importlib.metadata.metadata("sagegen-kernels-h200")["Summary"]
     assert summary == f"Tuned attention kernels for h200; launch ABI {LAUNCH_ABI} of sagegen"
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        assert not any(name.endswith(".py") for name in wheel.namelist())
+
+
+def test_pip_installs_the_wheel_and_it_holds_no_python(bundle: Bundle, tmp_path: Path) -> None:
+    name, data = pack_wheel(bundle)
+    (tmp_path / name).write_bytes(data)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(tmp_path / "site")]
+    subprocess.run([*pip, "--no-deps", "--no-index", str(tmp_path / name)], check=True, capture_output=True)
+    assert read_folder(tmp_path / "site" / "sagegen_kernels_h200") == bundle
+    (owner,) = importlib.metadata.distributions(path=[str(tmp_path / "site")])
+    assert [(point.group, point.value) for point in owner.entry_points] == [
+        ("sagegen.registries", "sagegen_kernels_h200")
+    ]
+    assert not any(str(file).endswith(".py") for file in owner.files or ())
 
 
 def test_layers_answer_in_order(env: Env, installed: Path, tmp_path: Path) -> None:
