@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sagegen.abi import LAUNCH_ABI
 from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError
@@ -72,6 +73,13 @@ def _admit_all(entry: Entry) -> bool:
     return True
 
 
+def _rank(entry: Entry, layer: int) -> tuple[bool, bool, int, bool]:
+    """Place of an entry of a layer among those that serve a caller: the least answers."""
+    # its cubin is for another sagegen: a bundle from before an upgrade must not hide what came with that
+    needs_build = entry.answer == "kernel" and entry.provenance.launch_abi != LAUNCH_ABI
+    return needs_build, not entry.measured, layer, entry.tier == "fine"
+
+
 @dataclass(frozen=True, slots=True)
 class Registry:
     """Everything that is known about one GPU; layers in the order in which they are asked."""
@@ -82,7 +90,8 @@ class Registry:
     def find(
         self, problem: Problem, kv_len: int, min_cosine: float = 0.0, admits: Callable[[Entry], bool] = _admit_all
     ) -> tuple[Entry, Layer] | None:
-        """What answers `kv_len` keys: accurate enough before not, measured before predicted, by layer, coarse first."""
+        """What answers `kv_len` keys: accurate enough before not, of this launch ABI before others, measured before
+        predicted, by layer, coarse first."""
         return self._best(
             lambda entry: entry.problem == problem.name and entry.lengths.holds(kv_len) and admits(entry), min_cosine
         )
@@ -109,13 +118,13 @@ class Registry:
 
     def _best(self, fits: Callable[[Entry], bool], min_cosine: float) -> tuple[Entry, Layer] | None:
         found = [
-            (not entry.serves(min_cosine), not entry.measured, rank, entry.tier == "fine", entry, layer)
-            for rank, layer in enumerate(self.layers)
+            (entry, layer, (not entry.serves(min_cosine), *_rank(entry, place)))
+            for place, layer in enumerate(self.layers)
             for entry in layer.entries
             if fits(entry)
         ]
-        best = min(found, key=lambda row: row[:4], default=None)  # min keeps the first of equals
-        return None if best is None else best[4:]
+        best = min(found, key=lambda row: row[2], default=None)  # min keeps the first of equals
+        return None if best is None else best[:2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -368,6 +368,17 @@ def test_layers_answer_in_order(env: Env, installed: Path, tmp_path: Path) -> No
     assert lookup(env).layer.label == str(tmp_path / "first")
 
 
+def test_a_bundle_of_another_launch_abi_hides_nothing(env: Env, bundle: Bundle, tmp_path: Path) -> None:
+    """One that was installed before sagegen was upgraded; it still answers where nothing else does."""
+    old = make_entry()
+    old = structs.replace(old, provenance=structs.replace(old.provenance, launch_abi=LAUNCH_ABI + 1))
+    shutil.rmtree(env.tuned_dir)
+    tune(env, old)
+    assert lookup(env).layer.label == "user"
+    tune(replace(env, tuned_dir=tmp_path / "shipped"), make_entry((1, 99), kind="predicted"))
+    assert (lookup(env, 1).layer.label, lookup(env, 100).layer.label) == ("shipped", "user")
+
+
 def test_a_flipped_byte_of_an_installed_or_named_bundle_is_refused_by_its_name(
     env: Env, installed: Path, bundle: Bundle, tmp_path: Path
 ) -> None:
