@@ -90,7 +90,8 @@ def _installed_places(search_path: tuple[str, ...]) -> tuple[tuple[Place, ...], 
         owner = point.dist
         if owner is None:
             continue
-        package = f"{owner.metadata['Name']} {owner.version}"
+        name = str(owner.metadata["Name"])
+        package = f"{name} {owner.version}"
         folder = Path(str(owner.locate_file(point.value)))
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", point.value) and (folder / MANIFEST_FILE).is_file():
             places.append(Place(folder, "installed", package))
@@ -98,5 +99,5 @@ def _installed_places(search_path: tuple[str, ...]) -> tuple[tuple[Place, ...], 
             message = (
                 f"the installed package {package} says that it has a bundle in {point.value!r}, and has none there"
             )
-            errors.append(RegistryError(message, f"pip uninstall {shlex.quote(owner.metadata['Name'])}"))
+            errors.append(RegistryError(message, f"pip uninstall {shlex.quote(name)}"))
     return tuple(sorted(places, key=lambda place: place.package)), tuple(errors)

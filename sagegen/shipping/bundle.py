@@ -66,7 +66,7 @@ def make_bundle(gpus: Sequence[str], env: Env) -> Bundle:
         files |= {f"{gpu}.yaml": dump_entries(gpu, entries).encode(), **cubins}
     manifest = Manifest(
         schema=SCHEMA,
-        sagegen=importlib.metadata.version("sagegen"),
+        sagegen=_own_version(),
         launch_abi=LAUNCH_ABI,
         gpus=facts,
         files={name: _describe_file(data) for name, data in files.items()},
@@ -146,6 +146,13 @@ def _pack(found: Found, digest: str, env: Env) -> bytes | None:
         return packed
     cubin = find_cubin(found, env, _raise)
     return None if cubin is None else pack_cubin(cubin)
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("sagegen")
+    except importlib.metadata.PackageNotFoundError:  # run from a folder that pip did not install
+        return "not installed"
 
 
 def _describe_file(data: bytes) -> FileFacts:
