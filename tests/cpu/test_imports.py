@@ -60,7 +60,20 @@ ORDER = (
     "registry_merge",
     "registry_cubins",
     "registry_disk",
+    "registry_save",
+    "registry_manifest",
+    "registry_places",
     "registry",
+    "registry_kernels",
+    "registry_stale",
+    # shipping it
+    "shipping.bundle",
+    "shipping.archive",
+    "shipping.wheel",
+    "shipping.sources",
+    "shipping.merging",
+    "shipping.difference",
+    "shipping.sweep",
     # answering a call
     "runtime.device",
     "runtime.options",
@@ -180,12 +193,26 @@ TUNE_PATH = (
 )
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
-SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options", "race", "values", "watch")}
+SHARED_COMMAND_MODULES = {
+    f"sagegen.cli.{name}" for name in ("around", "difference", "options", "race", "values", "watch")
+}
 #: What a caller of `sagegen.attention` must not pay for.
-HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
+HEAVY = (
+    "optuna",
+    "jinja2",
+    "click",
+    "rich",
+    "matplotlib",
+    "sqlalchemy",
+    "cuda",
+    "pynvml",
+    "ninja",
+    "filelock",
+    "zstandard",
+)
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "tuning")
+PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "shipping", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 
