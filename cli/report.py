@@ -35,9 +35,9 @@ from sagegen.cli.options import json_option
 def command(paths: tuple[Path, ...], output: Path, probe_file: Path | None, as_json: bool) -> None:
     """Write what journals and registries say as one HTML page.
 
-    FILE is a tuning journal (.jsonl, .jsonl.gz) or a registry (.yaml). Beside a journal, a registry of the same GPU adds
-    torch SDPA's times and the registered configs; alone, it is shown as it is. The page holds its styles and charts,
-    runs no script and loads nothing. What the model predicts is marked with a ~ and drawn hollow or hatched.
+    FILE is a tuning journal (.jsonl, .jsonl.gz) or a registry (.yaml). Beside a journal, a registry of the same GPU
+    adds torch SDPA's times and the registered configs; alone, it is shown as it is. The page holds its styles and
+    charts, runs no script and loads nothing. What the model predicts has a ~ and is drawn hollow or hatched.
 
     \b
     Example:

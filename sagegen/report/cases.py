@@ -166,6 +166,17 @@ class Case:
         own = (tuned.entry.figures.speed_vs_sdpa for tuned in self.tuned if tuned.entry.config == self.winner)
         return next((ratio for ratio in own if ratio), None)
 
+    @property
+    def winner_accuracy(self) -> tuple[Mapping[str, Mapping[str, float]], str]:
+        """The winner's figures by kind of inputs, and where they were taken: `the GPU`, `emulator`, or "" of none."""
+        attempt = self.attempt_of(self.winner)
+        if attempt is not None and attempt.record.figures:
+            return attempt.record.figures, "the GPU"
+        for tuned in self.tuned:
+            if tuned.entry.config == self.winner and tuned.entry.accuracy:
+                return tuned.entry.known_figures, tuned.entry.provenance.accuracy_from or "the GPU"
+        return {}, ""
+
 
 @dataclass(frozen=True, slots=True)
 class ProblemFacts:
@@ -241,9 +252,7 @@ def _final_calls(records: Sequence[Record], tokens: int) -> dict[str, Figure]:
     return {config: Figure(samples.median_call_us, "measured") for config, samples in finals}
 
 
-def _attempts(
-    problem: Problem, records: Sequence[Record], shapes: Mapping[int, Shape], gpu: Gpu
-) -> Iterator[Attempt]:
+def _attempts(problem: Problem, records: Sequence[Record], shapes: Mapping[int, Shape], gpu: Gpu) -> Iterator[Attempt]:
     tried = [record for record in records if record.phase in ("build", "screen")]
     for number, record in enumerate(tried, start=1):
         config = parse_config(record.config)

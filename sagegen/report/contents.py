@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sagegen.gpu import Gpu, find_gpu
 from sagegen.probing.result import measured_gpu, parse_result
-from sagegen.report import result_charts, search_charts, tables
+from sagegen.report import accuracy_chart, result_charts, search_charts, tables
 from sagegen.report.cases import Case, ProblemFacts, collect
 from sagegen.report.drawing import Chart
 from sagegen.report.importance import find_agreement, find_influences, main_family
@@ -45,6 +45,7 @@ class ProblemPart:
     facts: ProblemFacts
     title: str
     panels: tuple[Panel, ...]
+    outcomes: Panel | None
     failures: Table
     entries: Table
     attempts: Table
@@ -127,14 +128,15 @@ def _make_problem(facts: ProblemFacts) -> ProblemPart:
     drawn = (
         (result_charts.draw_lengths(facts), tables.lengths_table(facts)),
         (result_charts.draw_roofline(facts), tables.limits_table(facts)),
-        (search_charts.draw_outcomes(facts), None),
+        (accuracy_chart.draw_accuracy(facts), tables.accuracy_table(facts)),
     )
-    problem = facts.problem
+    problem, outcomes = facts.problem, search_charts.draw_outcomes(facts)
     title = f"Head dim {problem.head_dim}, {problem.dtype}, {problem.mask}, {_PRECISIONS[problem.precision]}"
     return ProblemPart(
         facts,
         title + (", ragged" if problem.is_ragged else ""),
         tuple(_panels(drawn)),
+        Panel(outcomes) if outcomes else None,
         tables.failures_table(facts),
         tables.entries_table(facts),
         tables.attempts_table(facts),
@@ -156,10 +158,10 @@ def _make_case(case: Case, facts: ProblemFacts) -> CasePart:
         (search_charts.draw_progress(case), tables.progress_table(case)),
         (result_charts.draw_pareto(case), None),
         (result_charts.draw_agreement(case, agreement), None),
-        (search_charts.draw_importance(influences, case), tables.importance_table(influences)),
     )
-    strips = search_charts.draw_strips(case, influences, own)
-    panels = [*_panels(drawn), *([Panel(strips, tables.strips_table(influences), True)] if strips else [])]
+    parameters = search_charts.draw_parameters(case, influences, own)
+    tall = [Panel(parameters, tables.parameters_table(influences), True)] if parameters else []
+    panels = [*_panels(drawn), *tall]
     return CasePart(case, f"{facts.key}-{case.tokens}", tuple(panels))
 
 

@@ -1,4 +1,4 @@
-"""A chart as marks in the units of its view box; `templates/chart.svg.j2` writes them, colours are the style sheet's."""
+"""A chart as marks in the units of its view box. `templates/parts.html.j2` writes them, `style.css` colours them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,6 @@ class Chart:
             self.line([(left - _TICK, y), (right, y)], "grid")
             self.text(left - 7, y + 4, text, "tick", "end")
         self.text(2, min(scale.start, scale.end) - 10, name, "axis")
-
 
 
 def _short(value: float) -> str:

@@ -12,7 +12,7 @@ Origin = Literal["measured", "predicted"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number and its origin. Templates and charts take no bare times: what is drawn and printed follows the origin."""
+    """A number and its origin. Templates and charts take no bare times: how one is shown follows its origin."""
 
     value: float
     origin: Origin

@@ -61,7 +61,9 @@ def find_influences(attempts: Sequence[Attempt], tokens: int) -> list[Influence]
         values = [getattr(attempt.config, param.name) for attempt in attempts]
         if len(set(values)) > 1:
             groups = tuple(
-                Group(value, tuple(a.call[tokens].value for a, own in zip(attempts, values, strict=True) if own == value))
+                Group(
+                    value, tuple(a.call[tokens].value for a, own in zip(attempts, values, strict=True) if own == value)
+                )
                 for value in param.values
                 if value in values
             )

@@ -1,4 +1,4 @@
-"""What a GPU can reach at most on a problem, by a probe of its units or by the table of GPUs: the roofs of a roofline."""
+"""What a GPU can reach at most on a problem, by a probe or by the table of GPUs: the roofs of a roofline."""
 
 from __future__ import annotations
 

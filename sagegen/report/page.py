@@ -17,6 +17,7 @@ from markupsafe import Markup
 from sagegen.report.contents import Page
 from sagegen.report.figure import Figure, format_tokens
 
+
 def render_page(page: Page) -> str:
     """The HTML of a page: the same bytes for the same page."""
     style = _template_text("style.css")
@@ -31,7 +32,7 @@ def render_page(page: Page) -> str:
 
 
 def _template_text(name: str) -> str:
-    return importlib.resources.files("sagegen.report").joinpath("templates", name).read_text(encoding="utf-8")
+    return importlib.resources.files("sagegen.report").joinpath("templates").joinpath(name).read_text(encoding="utf-8")
 
 
 def _environment() -> jinja2.Environment:

@@ -159,7 +159,7 @@ def draw_roofline(facts: ProblemFacts) -> Chart | None:
     rates = [*(rate.value for _, _, rate in spots), *(roof.tops for roof in flat)]
     y = log_scale([*rates, min(rates) / 3], 206, 40, margin=0.08)
     chart.y_axis(y, _LEFT, _RIGHT, "attention kernel, TOPS (log)", tick_names(y))
-    chart.x_axis(x, 40, 206, "operations per byte of device memory, at least (log)", tick_names(x))
+    chart.x_axis(x, 40, 206, "operations per byte, at least (log)", tick_names(x))
     for roof in roofs:
         _draw_roof(chart, roof, x, y)
     for is_predicted, shape, kind in ((False, "diamond", "win"), (True, "ring", "guess")):
@@ -181,7 +181,11 @@ def _roofline_spot(case: Case) -> tuple[Case, float, Figure] | None:
     kernel, winner = case.best_kernel, case.winner
     if kernel is None or winner is None:
         return None
-    return case, case.operations / least_bytes(parse_config(winner), case.problem, case.shape), kernel.rate(case.operations)
+    return (
+        case,
+        case.operations / least_bytes(parse_config(winner), case.problem, case.shape),
+        kernel.rate(case.operations),
+    )
 
 
 def _draw_roof(chart: Chart, roof: Roof, x: Scale, y: Scale) -> None:
@@ -211,7 +215,7 @@ def _basis_note(roofs: Sequence[Roof]) -> str:
     probed = [roof.name for roof in roofs if roof.basis == "probe"]
     words = []
     if probed:
-        words.append(f"Measured by `sagegen probe`: {', '.join(probed)}.")
+        words.append(f"Measured by sagegen probe: {', '.join(probed)}.")
     if tabled:
         words.append(f"From the table of GPUs, not measured here: {', '.join(tabled)}.")
     if not any(roof.name == "matrix units" for roof in roofs):
@@ -252,9 +256,7 @@ def draw_lengths(facts: ProblemFacts) -> Chart | None:
     return chart
 
 
-def _draw_rates(
-    chart: Chart, name: str, shape: Shape, kind: str, rates: dict[int, Figure], x: Scale, y: Scale
-) -> None:
+def _draw_rates(chart: Chart, name: str, shape: Shape, kind: str, rates: dict[int, Figure], x: Scale, y: Scale) -> None:
     """One line of `draw_lengths`; its predictions in their own style, with a legend that says so."""
     for is_predicted in (False, True):
         places = [(x.place(n), y.place(rate.value)) for n, rate in rates.items() if rate.is_predicted == is_predicted]

@@ -53,7 +53,7 @@ def log_scale(values: Sequence[float], start: float, end: float, most: int = 5, 
 
 
 def _log_ticks(low: float, high: float, most: int) -> tuple[float, ...]:
-    """Round values between: of whole decades where the axis spans many, else of one decade's parts, else linear ones."""
+    """Round values between: powers of ten where there are many, else parts of decades, else equal steps."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in (_LOG_STEPS, (1.0, 2.0, 5.0), (1.0, 3.0), (1.0,)):
         found = [s * 10.0**d for d in decades for s in steps if low <= s * 10.0**d <= high]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from sagegen.report.cases import Attempt, Case, ProblemFacts
 from sagegen.report.drawing import WIDTH, Chart, Key
-from sagegen.report.figure import Figure, format_number, format_tokens
-from sagegen.report.importance import Influence
+from sagegen.report.figure import Figure, format_number
+from sagegen.report.importance import Group, Influence
 from sagegen.report.scale import Scale, linear_scale, log_scale
+from sagegen.tuning.journal import Outcome
 
 _LEFT, _RIGHT = 46, 330
 _ROW = 15
+_STRIP_LEFT, _STRIP_RIGHT = 90, WIDTH - 30
 _MOST_POINTS = 400
 
 
@@ -66,67 +69,66 @@ def improvements(case: Case) -> list[tuple[Attempt, Figure]]:
     return found
 
 
-def draw_strips(case: Case, influences: Sequence[Influence], attempts: Sequence[Attempt]) -> Chart | None:
-    """A row per value of every varied parameter, a mark per attempt along the axis of time."""
+def draw_parameters(case: Case, influences: Sequence[Influence], attempts: Sequence[Attempt]) -> Chart | None:
+    """Of every varied parameter its importance as a bar, then a row per value with a mark per attempt at its time."""
     if not influences:
         return None
     rows = sum(len(influence.groups) for influence in influences)
-    left, top = 78, 20
-    bottom = top + rows * _ROW + len(influences) * (_ROW + 5)
+    top = 34
+    bottom = top + rows * _ROW + len(influences) * (_ROW + 9)
     times = [attempt.call[case.tokens].value for attempt in attempts]
+    shares = ", ".join(f"{influence.param.name} {influence.share:.0%}" for influence in influences[:5])
     chart = Chart(
-        "Time against each parameter",
+        "Time against each parameter, and its importance",
         f"Full calls of {len(times)} attempts of the {attempts[0].config.family} family by the value of each of "
-        f"{len(influences)} parameters, those with most influence first. The fastest took {format_number(min(times))} "
-        f"µs, the slowest {format_number(max(times))} µs.",
+        f"{len(influences)} parameters. The fastest took {format_number(min(times))} µs, the slowest "
+        f"{format_number(max(times))} µs. Share of the variance of log time between a parameter's values: {shares}.",
         bottom + 36,
     )
-    x = log_scale(times, left, WIDTH - 34)
+    x = log_scale(times, _STRIP_LEFT, _STRIP_RIGHT, most=4)
     chart.x_axis(x, top, bottom, "full call, µs (log)", tick_names(x))
+    for tick, name in zip(x.ticks, tick_names(x), strict=True):
+        chart.text(x.place(tick), top - 8, name, "tick", "middle")
     at, left_out = float(top), 0
     for influence in influences:
-        chart.text(2, at + 13, influence.param.name, "group")
-        at += _ROW + 3
+        _draw_share(chart, influence, at)
+        at += _ROW + 5
         for group in influence.groups:
-            shown = group.times[:: -(-len(group.times) // _MOST_POINTS)]
-            left_out += len(group.times) - len(shown)
-            chart.points([(x.place(us), at + 7) for us in shown], "dot", "other")
-            middle = x.place(group.median.value)
-            chart.line([(middle, at + 2), (middle, at + 13)], "median")
-            chart.text(left - 7, at + 11, str(group.value), "tick", "end")
-            chart.text(WIDTH - 2, at + 11, f"{len(group.times)}", "tick", "end")
+            left_out += _draw_strip(chart, group, x, at)
             at += _ROW
-        at += 2
-    chart.keys = [Key("dot", "other", "an attempt"), Key("line", "median", "median of a row")]
-    chart.note = "On the right: attempts in the row." + (f" {left_out} points are thinned out." if left_out else "")
+        at += 4
+    chart.keys = [
+        Key("bar", "bar", "importance"), Key("dot", "other", "an attempt"), Key("line", "median", "median of a row")
+    ]  # fmt: skip
+    chart.note = (
+        "Importance is eta squared: the share of the variance of log time that lies between a parameter's values. What "
+        "the search varied together counts for each, so shares may add up to more than 100 %. On the right: attempts "
+        f"of a row.{f' {left_out} points are thinned out.' if left_out else ''}"
+    )
     return chart
 
 
-def draw_importance(influences: Sequence[Influence], case: Case) -> Chart | None:
-    """Bars of the share of variance that goes with each parameter."""
-    if not influences:
-        return None
-    chart = Chart(
-        "Parameter importance",
-        "Share of the variance of log time between the values of each parameter: "
-        + ", ".join(f"{i.param.name} {i.share:.0%}" for i in influences[:5]) + ".",
-        len(influences) * 19 + 52,
-        "Eta squared: how much of the variance of log time lies between the values of one parameter. What the search "
-        "varied together is counted for each, so bars may add up to more than 100 %.",
-    )  # fmt: skip
-    left, bottom = 96, len(influences) * 19 + 14
-    x = linear_scale([1.0], left, WIDTH - 44, 4)
-    chart.x_axis(x, 10, bottom, "share of variance", [f"{tick:.0%}" for tick in x.ticks])
-    for row, influence in enumerate(influences):
-        y = 14 + row * 19
-        width = x.place(influence.share) - left
-        chart.box(left, y, max(width, 1.0), 12, "bar")
-        chart.text(left - 7, y + 10, influence.param.name, "tick", "end")
-        chart.text(left + width + 5, y + 10, f"{influence.share:.0%}", "value")
-    return chart
+def _draw_share(chart: Chart, influence: Influence, at: float) -> None:
+    """The head of a parameter's rows: its name, and its importance as a bar on an axis of its own from 0 to 100 %."""
+    room = _STRIP_RIGHT - _STRIP_LEFT - 36
+    chart.text(2, at + 14, influence.param.name, "group")
+    chart.box(_STRIP_LEFT, at + 6, max(influence.share * room, 1.0), 8, "bar")
+    chart.text(_STRIP_LEFT + influence.share * room + 5, at + 14, f"{influence.share:.0%}", "value")
 
 
-def count_outcomes(attempts: Sequence[Attempt]) -> list[tuple[str, int]]:
+def _draw_strip(chart: Chart, group: Group, x: Scale, at: float) -> int:
+    """The attempts of a value, side by side where they would hide each other; how many were thinned out."""
+    shown = group.times[:: math.ceil(len(group.times) / _MOST_POINTS)]
+    spread = [(us, at + 7 + 2.5 * (place % 3 - 1)) for place, us in enumerate(sorted(shown))]
+    chart.points([(x.place(us), y) for us, y in spread], "dot", "other")
+    middle = x.place(group.median.value)
+    chart.line([(middle, at + 1), (middle, at + 14)], "median")
+    chart.text(_STRIP_LEFT - 8, at + 11, str(group.value), "tick", "end")
+    chart.text(WIDTH - 2, at + 11, f"{len(group.times)}", "tick", "end")
+    return len(group.times) - len(shown)
+
+
+def count_outcomes(attempts: Sequence[Attempt]) -> list[tuple[Outcome, int]]:
     """How attempts ended, most frequent first."""
     return Counter(attempt.record.outcome for attempt in attempts).most_common()
 

@@ -132,7 +132,10 @@ def keep_sound(records: Iterable[Record], left_out: Counter[str]) -> Iterator[Re
             yield replace(
                 record,
                 samples=record.samples if record.outcome == "ok" else (),
-                **{name: cut(getattr(record, name)) for name in ("reason", "product", "driver", "nvcc")},
+                reason=cut(record.reason),
+                product=cut(record.product),
+                driver=cut(record.driver),
+                nvcc=cut(record.nvcc),
             )
 
 

@@ -82,4 +82,6 @@ def _registry_row(case: Case, tuned: Tuned) -> Row:
     tier = f", {entry.tier}" if entry.tier else ""
     who = f"registered{tier}" if case.standings else f"winner{tier}"
     basis = f"{entry.provenance.kind}, {entry.provenance.date}"
-    return Row(who, "also" if case.standings else "win", entry.config or "", tuned.kernel, tuned.call, None, None, basis)
+    return Row(
+        who, "also" if case.standings else "win", entry.config or "", tuned.kernel, tuned.call, None, None, basis
+    )

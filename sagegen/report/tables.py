@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sagegen.entry import ACCURACY_KINDS
+from sagegen.measuring.floors import find_floor, rounding_of
 from sagegen.report.cases import Attempt, Case, ProblemFacts
 from sagegen.report.figure import Figure, format_number, format_tokens
 from sagegen.report.importance import Influence
@@ -68,18 +70,15 @@ def progress_table(case: Case) -> Table:
     return Table("Attempts that were faster than all before", ("attempt", "call µs", "config"), rows, 0)
 
 
-def strips_table(influences: Sequence[Influence]) -> Table:
+def parameters_table(influences: Sequence[Influence]) -> Table:
+    """Of every varied parameter its importance and the times of its values."""
     rows = tuple(
-        (influence.param.name, str(group.value), len(group.times), group.best, group.median)
-        for influence in influences
-        for group in influence.groups
+        (i.param.name, str(group.value), f"{i.share:.1%}", len(group.times), group.best, group.median, i.param.doc)
+        for i in influences
+        for group in i.groups
     )
-    return Table("Full calls by parameter", ("parameter", "value", "attempts", "best µs", "median µs"), rows, 2)
-
-
-def importance_table(influences: Sequence[Influence]) -> Table:
-    rows = tuple((i.param.name, i.param.doc, f"{i.share:.1%}") for i in influences)
-    return Table("Share of the variance of log time", ("parameter", "what it does", "share"), rows, 2)
+    headings = ("parameter", "value", "importance", "attempts", "best µs", "median µs", "what the parameter does")
+    return Table("Full calls by parameter", headings, rows, 2)
 
 
 def lengths_table(facts: ProblemFacts) -> Table:
@@ -94,6 +93,29 @@ def lengths_table(facts: ProblemFacts) -> Table:
         for case in facts.cases
     )
     return Table("Winners by length", ("keys", "kernel TOPS", "call TOPS", "over default", "over SDPA"), rows)
+
+
+def accuracy_table(facts: ProblemFacts) -> Table:
+    """Cosines of the winners by kind of inputs, with the gate's floors."""
+    found = [(case, *case.winner_accuracy) for case in facts.cases]
+    found = [(case, figures, where) for case, figures, where in found if figures]
+    kinds = [kind for kind in ACCURACY_KINDS if any(kind in figures for _, figures, _ in found)]
+    rows = tuple(
+        (kind, f"{gate_floor(facts, kind)}", *(_cosine(figures.get(kind)) for _, figures, _ in found)) for kind in kinds
+    )
+    headings = ("inputs", "floor", *(f"{format_tokens(case.tokens)}, {where}" for case, _, where in found), "")
+    return Table("Cosines of the winners against FP64", headings, tuple((*row, "") for row in rows))
+
+
+def gate_floor(facts: ProblemFacts, kind: str) -> float:
+    """The cosine that the accuracy gate asks of the winner at the longest length."""
+    winner = next((case.winner for case in reversed(facts.cases) if case.winner), None)
+    rounding = rounding_of(parse_config(winner), facts.problem.precision) if winner else facts.problem.precision
+    return find_floor(kind, rounding).cosine
+
+
+def _cosine(figures: Mapping[str, float] | None) -> str | None:
+    return f"{figures['cosine']:.5f}" if figures else None
 
 
 def limits_table(facts: ProblemFacts) -> Table:

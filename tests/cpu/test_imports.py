@@ -162,6 +162,22 @@ ORDER = (
     "tuning.judge",
     "tuning.offline",
     "tuning.tune",
+    # telling of it
+    "report.figure",
+    "report.failures",
+    "report.sources",
+    "report.cases",
+    "report.standings",
+    "report.importance",
+    "report.limits",
+    "report.scale",
+    "report.drawing",
+    "report.search_charts",
+    "report.result_charts",
+    "report.tables",
+    "report.accuracy_chart",
+    "report.contents",
+    "report.page",
 )
 #: The two paths that a reader follows, without jumping back.
 TUNE_PATH = (
@@ -185,7 +201,7 @@ SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options"
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "tuning")
+PACKAGES = ("ablation", "emulator", "measuring", "probing", "report", "runtime", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 
