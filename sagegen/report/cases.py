@@ -180,12 +180,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ProblemFacts:
-    """A problem on a GPU: its attempts, a case per length, and what failed in any phase."""
+    """A problem on a GPU: attempts, a case per length, all registry entries, and what failed in any phase."""
 
     gpu: Gpu
     problem: Problem
     attempts: tuple[Attempt, ...]
     cases: tuple[Case, ...]
+    tuned: tuple[Tuned, ...]
     failures: tuple[Failure, ...]
 
     @property
@@ -244,7 +245,7 @@ def _collect_problem(
         )
         for tokens in sorted(shapes)
     )
-    return ProblemFacts(gpu, problem, attempts, cases, tuple(group_failures(records)))
+    return ProblemFacts(gpu, problem, attempts, cases, tuple(tuned), tuple(group_failures(records)))
 
 
 def _final_calls(records: Sequence[Record], tokens: int) -> dict[str, Figure]:

@@ -186,7 +186,6 @@ def entries_table(facts: ProblemFacts) -> Table:
             f"{tuned.entry.provenance.kind}, {tuned.entry.provenance.date}",
             tuned.entry.config or "–",
         )
-        for case in facts.cases
-        for tuned in case.tuned
+        for tuned in facts.tuned
     )
     return Table("Registry entries", headings, rows, 2)
