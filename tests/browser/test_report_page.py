@@ -102,7 +102,7 @@ def test_text_of_charts_can_be_read_on_a_phone(visit: Any) -> None:
 
 FOCUSABLE = "a[href], summary, [tabindex='0']"
 #: What has the focus, by its place among all that could have it; -1 is something else.
-FOCUSED = f"[...document.querySelectorAll(\"{FOCUSABLE}\")].indexOf(document.activeElement)"
+FOCUSED = f'[...document.querySelectorAll("{FOCUSABLE}")].indexOf(document.activeElement)'
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["as it opens", "with everything open"])
