@@ -35,14 +35,16 @@ from sagegen.cli.options import json_option
 def command(paths: tuple[Path, ...], output: Path, probe_file: Path | None, as_json: bool) -> None:
     """Write what journals and registries say as one HTML page.
 
-    FILE is a tuning journal (.jsonl, .jsonl.gz) or a registry (.yaml). Beside a journal, a registry of the same GPU
-    adds torch SDPA's times and the registered configs; alone, it is shown as it is. The page holds its styles and
-    charts, runs no script and loads nothing. What the model predicts has a ~ and is drawn hollow or hatched.
+    FILE is a tuning journal (.jsonl, .jsonl.gz), a registry (.yaml), or races of `sagegen bench --peers` (.json).
+    Beside a journal, a registry of the same GPU adds torch SDPA's times and the registered configs; alone, it is shown
+    as it is. Races add cuDNN's FP8 attention and other peers. The page holds its styles and charts, runs no script and
+    loads nothing. What the model predicts has a ~ and is drawn hollow or hatched.
 
     \b
     Example:
       sagegen report ~/.cache/sagegen/journals/h200.jsonl
       sagegen report h200.jsonl.gz tuned/h200.yaml --probe probe.yaml -o h200.html
+      sagegen report h200.jsonl.gz race.json -o h200.html
       sagegen report tuned/l20.yaml -o l20.html
     """
     from sagegen.report.contents import make_page

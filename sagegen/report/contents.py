@@ -12,6 +12,7 @@ from sagegen.report import accuracy_chart, result_charts, search_charts, tables
 from sagegen.report.cases import Case, ProblemFacts, collect
 from sagegen.report.drawing import Chart
 from sagegen.report.importance import find_agreement, find_influences, main_family
+from sagegen.report.races import Race, draw_race
 from sagegen.report.sources import Inputs
 from sagegen.report.standings import make_rows
 from sagegen.report.tables import Table
@@ -46,6 +47,7 @@ class ProblemPart:
     title: str
     panels: tuple[Panel, ...]
     outcomes: Panel | None
+    races: tuple[Panel, ...]
     failures: Table
     entries: Table
     attempts: Table
@@ -83,7 +85,7 @@ def make_page(inputs: Inputs, probe: Path | None, command: str) -> Page:
     """
     gpus = _with_probe([find_gpu(name) for name in inputs.gpus], probe)
     facts = [each for gpu in gpus for each in collect(inputs.records, inputs.entries.get(gpu.name, ()), gpu)]
-    parts = [_make_problem(each) for each in facts]
+    parts = [_make_problem(each, inputs.races) for each in facts]
     if parts and parts[0].cases:
         opened = (*parts[0].cases[:-1], replace(parts[0].cases[-1], is_open=True))
         parts[0] = replace(parts[0], cases=opened)
@@ -124,7 +126,7 @@ def _describe_basis(gpu: Gpu, probe: Path | None) -> str:
     return f"{gpu.name}: no probe was named, so rates are those of the table of GPUs ({gpu.source}), not measured here"
 
 
-def _make_problem(facts: ProblemFacts) -> ProblemPart:
+def _make_problem(facts: ProblemFacts, races: Sequence[Race]) -> ProblemPart:
     drawn = (
         (result_charts.draw_lengths(facts), tables.lengths_table(facts)),
         (result_charts.draw_roofline(facts), tables.limits_table(facts)),
@@ -137,6 +139,11 @@ def _make_problem(facts: ProblemFacts) -> ProblemPart:
         title + (", ragged" if problem.is_ragged else ""),
         tuple(_panels(drawn)),
         Panel(outcomes) if outcomes else None,
+        tuple(
+            Panel(draw_race(race), tables.race_table(race))
+            for race in races
+            if (race.gpu, race.problem) == (facts.gpu.name, facts.problem.name)
+        ),
         tables.failures_table(facts),
         tables.entries_table(facts),
         tables.attempts_table(facts),

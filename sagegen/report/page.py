@@ -9,13 +9,13 @@ import base64
 import hashlib
 import importlib.metadata
 import importlib.resources
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from sagegen.report.contents import Page
 from sagegen.report.figure import Figure, format_tokens
+from sagegen.report.text import show_text
 
 
 def render_page(page: Page) -> str:
@@ -47,15 +47,3 @@ def _environment() -> jinja2.Environment:
     environment.filters["tokens"] = format_tokens
     environment.tests["figure"] = lambda value: isinstance(value, Figure)
     return environment
-
-
-def show_text(value: Any) -> Any:
-    """What an expression of a template puts on the page: strings in printable characters.
-
-    Control characters, bidirectional overrides and lone surrogates are spelled out, as `\\x1b`; jinja2 escapes after.
-    """
-    if value is None:
-        return "–"
-    if not isinstance(value, str) or isinstance(value, Markup):
-        return value
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in value)

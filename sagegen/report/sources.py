@@ -19,6 +19,8 @@ from sagegen.errors import ArgumentError, SagegenError
 from sagegen.gpu import find_gpu
 from sagegen.problem import parse_problem
 from sagegen.registry_file import parse_entries
+from sagegen.report.races import Race, read_races
+from sagegen.report.text import cut_text
 from sagegen.space import parse_config
 from sagegen.tuning.journal import Record, Samples, read_journal
 
@@ -26,8 +28,6 @@ from sagegen.tuning.journal import Record, Samples, read_journal
 _MOST_TOKENS = 1 << 24
 _MOST_HEADS = 1 << 20
 _REGISTRY_SUFFIXES = (".yaml", ".yml")
-#: Text of a journal is shown up to here.
-_MOST_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +54,14 @@ class Inputs:
     Attributes:
         records: of all journals, in the order of the files.
         entries: of all registries, by GPU.
+        races: against peers.
         left_out: why records were left out, and how many.
     """
 
     sources: tuple[Source, ...]
     records: tuple[Record, ...]
     entries: Mapping[str, tuple[Entry, ...]]
+    races: tuple[Race, ...]
     left_out: Mapping[str, int]
 
     @property
@@ -69,14 +71,14 @@ class Inputs:
 
 
 def read_inputs(paths: Sequence[Path]) -> Inputs:
-    """Read journals (`.jsonl`, `.jsonl.gz`) and registries (`.yaml`).
+    """Read journals (`.jsonl`, `.jsonl.gz`), registries (`.yaml`) and races (`.json`).
 
     Raises:
-        ArgumentError: a name ends otherwise, or none of the files has anything that a page could show.
+        ArgumentError: a name ends otherwise, a race's file holds none, or no journal or registry has anything to show.
         RegistryError: a registry is malformed; names file, line and key.
         OSError: a file cannot be read.
     """
-    sources, records, left_out = [], [], Counter[str]()
+    sources, records, races, left_out = [], [], [], Counter[str]()
     entries: dict[str, tuple[Entry, ...]] = {}
     for path in dict.fromkeys(paths):
         data = path.read_bytes()
@@ -84,6 +86,9 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             gpu, found = _read_registry(path, data)
             entries[gpu] = (*entries.get(gpu, ()), *found)
             sources.append(Source(path.name, _digest(data), "registry", len(found)))
+        elif path.suffix == ".json":
+            races += (raced := read_races(path, data))
+            sources.append(Source(path.name, _digest(data), "races", len(raced)))
         elif ".jsonl" in path.suffixes[-2:]:
             read = read_journal(path)
             kept = list(keep_sound(read, left_out))
@@ -91,13 +96,13 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             sources.append(Source(path.name, _digest(data), "journal", len(read)))
         else:
             raise ArgumentError(
-                f"{path} is neither a journal nor a registry by its name",
-                "name files that end in .jsonl, .jsonl.gz or .yaml",
+                f"{path} is no journal, registry or race by its name",
+                "name files that end in .jsonl, .jsonl.gz, .yaml or .json",
             )
     if not records and not any(entries.values()):
         why = f": {'; '.join(left_out)}" if left_out else ""
         raise ArgumentError(f"there is nothing to report in {', '.join(map(str, paths))}{why}", "tune first")
-    return Inputs(tuple(sources), _of_one_protocol(records, left_out), entries, dict(left_out))
+    return Inputs(tuple(sources), _of_one_protocol(records, left_out), entries, tuple(races), dict(left_out))
 
 
 def _digest(data: bytes) -> str:
@@ -118,7 +123,7 @@ def keep_sound(records: Iterable[Record], left_out: Counter[str]) -> Iterator[Re
             problem, config = parse_problem(record.problem), parse_config(record.config)
             find_gpu(record.gpu)
         except SagegenError as error:
-            left_out[cut(error.message)] += 1
+            left_out[cut_text(error.message)] += 1
             continue
         if problem.name != record.problem or config.name != record.config:
             left_out["a name is not spelled as sagegen spells it"] += 1
@@ -132,16 +137,11 @@ def keep_sound(records: Iterable[Record], left_out: Counter[str]) -> Iterator[Re
             yield replace(
                 record,
                 samples=record.samples if record.outcome == "ok" else (),
-                reason=cut(record.reason),
-                product=cut(record.product),
-                driver=cut(record.driver),
-                nvcc=cut(record.nvcc),
+                reason=cut_text(record.reason),
+                product=cut_text(record.product),
+                driver=cut_text(record.driver),
+                nvcc=cut_text(record.nvcc),
             )
-
-
-def cut(text: str) -> str:
-    """The text, its end left out where it is longer than any that sagegen writes."""
-    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 1] + "…"
 
 
 def _is_sound(samples: Samples) -> bool:

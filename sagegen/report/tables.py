@@ -11,6 +11,7 @@ from sagegen.report.cases import Attempt, Case, ProblemFacts
 from sagegen.report.figure import Figure, format_number, format_tokens
 from sagegen.report.importance import Influence
 from sagegen.report.limits import find_roofs
+from sagegen.report.races import Race
 from sagegen.report.search_charts import improvements
 from sagegen.report.standings import Row
 from sagegen.space import parse_config
@@ -127,6 +128,11 @@ def limits_table(facts: ProblemFacts) -> Table:
         for roof in roofs
     )
     return Table("Limits of the GPU for the winner's kernel", ("what", "limit", "from"), rows, 1)
+
+
+def race_table(race: Race) -> Table:
+    rows = tuple((racer.who, racer.rate, racer.config or "–") for racer in race.racers)
+    return Table(f"Race: {race.work}", ("who", "TOPS, sustained", "config"), rows)
 
 
 def failures_table(facts: ProblemFacts) -> Table:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from chromium import launch_chromium
-
 from sagegen.report.contents import make_page
 from sagegen.report.page import render_page
 from sagegen.report.sources import read_inputs

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import find_chromium, launch_chromium
 
+from chromium import find_chromium, launch_chromium
 from sagegen.report.contents import make_page
 from sagegen.report.page import render_page
 from sagegen.report.sources import read_inputs
@@ -146,8 +146,8 @@ def test_it_prints_with_every_length_open(visit: Any) -> None:
     seen = visit(COMMITTED)
     seen.page.emulate_media(media="print")
     charts = seen.page.evaluate(
-        "[...document.querySelectorAll('details.case')].map(e => e.querySelectorAll('svg.chart').length"
-        " && [...e.querySelectorAll('svg.chart')].every(c => c.getBoundingClientRect().height > 50 && c.checkVisibility()))"
+        "[...document.querySelectorAll('details.case')].map(e => [...e.querySelectorAll('svg.chart')])"
+        ".map(all => all.length && all.every(c => c.getBoundingClientRect().height > 50 && c.checkVisibility()))"
     )
     assert len(charts) == 20
     assert all(charts)

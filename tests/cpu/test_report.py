@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -16,8 +17,9 @@ from click.testing import CliRunner
 from sagegen.cli.main import main
 from sagegen.report import cases as report_cases
 from sagegen.report.contents import make_page
-from sagegen.report.page import render_page, show_text
+from sagegen.report.page import render_page
 from sagegen.report.sources import read_inputs
+from sagegen.report.text import show_text
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "docs" / "gpu-runs"
@@ -307,6 +309,24 @@ def test_a_registry_whose_shapes_are_prose_is_shown_without_charts(tmp_path: Pat
     assert page.count('aria-label="Registry entries"') == 8
 
 
+def test_a_race_adds_its_peers_and_its_strings_are_text(part: Path, tmp_path: Path) -> None:
+    shape = {"batch": 4, "heads_q": 32, "heads_kv": 32, "q_len": 16384, "kv_len": 16384}
+    race = {
+        "work": HOSTILE, "problem": "d128_bf16_full_int8", "shape": shape, "contenders": [{"config": HOSTILE}],
+        "rivals": {"cudnn-fp8": {"sustained": {"median_us": 9.0, "tops": 921.4}}, HOSTILE: {}},
+        "scores": [{"part": "kernel", "tier": "fine", "rival": "kernel 0", "tops": 1136.2}],
+        "absent": {HOSTILE: HOSTILE},
+    }  # fmt: skip
+    path = tmp_path / "race.json"
+    path.write_text(json.dumps({"machine": {"GPU": "NVIDIA H200"}, "races": [race]}))
+    page = make_html(part, path)
+    assert "cuDNN FP8 921.4 TOPS" in page
+    assert "sagegen kernel, fine 1,136 TOPS" in page
+    assert "<script" not in page
+    assert "<img" not in page
+    Parser(page)
+
+
 # ---- the page as a document
 
 
@@ -343,7 +363,7 @@ def test_headings_landmarks_and_charts_can_be_read_aloud(page: str) -> None:
     levels = [int(element.tag[1]) for element in elements if re.fullmatch("h[1-6]", element.tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     assert {"header", "nav", "main", "footer"} <= {element.tag for element in elements}
     charts = [element for element in elements if "chart" in element.classes]
     assert len(charts) > 20
@@ -437,7 +457,7 @@ def test_files_that_are_neither_and_empty_journals_are_misuse(tmp_path: Path) ->
     (tmp_path / "notes.txt").write_text("")
     result = report(tmp_path / "notes.txt")
     assert result.exit_code == 2
-    assert "neither a journal nor a registry" in result.stderr
+    assert "no journal, registry or race" in result.stderr
     result = report(write_journal(tmp_path / "empty.jsonl", []))
     assert result.exit_code == 2
     assert "nothing to report" in result.stderr
