@@ -231,6 +231,16 @@ def test_nothing_that_looks_measured_depends_on_the_model(part: Path, monkeypatc
     assert without_predictions(shifted) == without_predictions(page)
 
 
+def test_marks_over_the_models_axis_are_predictions(recorded: str) -> None:
+    charts = [chart for chart in re.findall(r'<svg class="chart".*?</svg>', recorded, re.S)
+              if "Predicted against measured</title>" in chart]  # fmt: skip
+    assert len(charts) == 20
+    for chart in charts:
+        kinds = {element.attributes["class"] for element in Parser(chart).elements if element.tag == "path"}
+        assert kinds == {"grid", "equal", "ring guess"}
+        assert ">~ predicted by the model, µs (log)</text>" in chart
+
+
 def test_a_predicted_entry_with_times_that_claim_to_be_measured_is_still_predicted(tmp_path: Path) -> None:
     text = (ROOT / "tuned" / "l20.yaml").read_text()
     forged = re.sub(r"predicted_us: .*", "kernel_us: 777.7\n    full_us: 888.8\n    speed_vs_sdpa: 9.5", text)
@@ -483,6 +493,8 @@ def test_the_committed_page_is_of_the_recorded_run_and_small() -> None:
     command = re.search(r"Made by <code>(.*?)</code>", text)
     assert command is not None
     assert command[1] in (ROOT / "docs" / "report.md").read_text()
+    style = ROOT / "sagegen" / "report" / "templates" / "style.css"
+    assert style.read_text() in text, f"the page is of an older design; make it again: {command[1]}"
     pictures = list((ROOT / "docs" / "report").glob("*.png"))
     assert pictures
     assert sum(picture.stat().st_size for picture in pictures) <= 600 * 1024
