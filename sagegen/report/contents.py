@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sagegen.gpu import Gpu, find_gpu
 from sagegen.probing.result import measured_gpu, parse_result
-from sagegen.report import accuracy_chart, result_charts, search_charts, tables
+from sagegen.report import accuracy_charts, result_charts, search_charts, tables
 from sagegen.report.cases import Case, ProblemFacts, collect
 from sagegen.report.drawing import Chart
 from sagegen.report.importance import find_agreement, find_influences, main_family
@@ -130,7 +130,7 @@ def _make_problem(facts: ProblemFacts, races: Sequence[Race]) -> ProblemPart:
     drawn = (
         (result_charts.draw_lengths(facts), tables.lengths_table(facts)),
         (result_charts.draw_roofline(facts), tables.limits_table(facts)),
-        (accuracy_chart.draw_accuracy(facts), tables.accuracy_table(facts)),
+        (accuracy_charts.draw_accuracy(facts), tables.accuracy_table(facts)),
     )
     problem, outcomes = facts.problem, search_charts.draw_outcomes(facts)
     title = f"Head dim {problem.head_dim}, {problem.dtype}, {problem.mask}, {_PRECISIONS[problem.precision]}"
@@ -163,7 +163,7 @@ def _make_case(case: Case, facts: ProblemFacts) -> CasePart:
     drawn: tuple[tuple[Chart | None, Table | None], ...] = (
         (result_charts.draw_standings(rows), tables.standings_table(case, rows)),
         (search_charts.draw_progress(case), tables.progress_table(case)),
-        (result_charts.draw_pareto(case), None),
+        (accuracy_charts.draw_pareto(case), None),
         (result_charts.draw_agreement(case, agreement), None),
     )
     parameters = search_charts.draw_parameters(case, influences, own)

@@ -1,12 +1,10 @@
-"""Charts of results: standings, time against accuracy, predicted against measured, roofline, rate by length."""
+"""Charts of results: standings, predicted against measured, roofline, rate by length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from sagegen.entry import FINE_COSINES
-from sagegen.measuring.floors import find_floor, rounding_of
-from sagegen.report.cases import Attempt, Case, ProblemFacts
+from sagegen.report.cases import Case, ProblemFacts
 from sagegen.report.drawing import WIDTH, Chart, Key, Shape
 from sagegen.report.figure import Figure, format_number, format_tokens
 from sagegen.report.importance import Agreement
@@ -18,8 +16,11 @@ from sagegen.space import parse_config
 
 _LEFT, _RIGHT = 46, 330
 _TOP, _BOTTOM = 28, 196
-#: Cosines are compared at four decimals (`entry.reaches`).
-_HALF_DECIMAL = 5e-5
+#: By whether it is predicted: how a winner is marked in a roofline.
+_WINNERS: Mapping[bool, tuple[Shape, str, str]] = {
+    False: ("diamond", "win", "winner of a length"),
+    True: ("ring", "guess", "~ winner of a length, predicted"),
+}
 
 
 def draw_standings(rows: Sequence[Row]) -> Chart | None:
@@ -49,75 +50,6 @@ def draw_standings(rows: Sequence[Row]) -> Chart | None:
     if "predicted" in kinds:
         chart.keys.append(Key("bar", "guess-bar", "~ predicted, not measured"))
     return chart
-
-
-def pareto_front(attempts: Sequence[Attempt], tokens: int) -> list[Attempt]:
-    """Attempts that no other beats in both time and accuracy, fastest first."""
-    front: list[Attempt] = []
-    known = [attempt for attempt in attempts if attempt.error is not None]
-    for attempt in sorted(known, key=lambda a: (a.call[tokens].value, a.error)):
-        if not front or (attempt.error or 0) < (front[-1].error or 0):
-            front.append(attempt)
-    return front
-
-
-def draw_pareto(case: Case) -> Chart | None:
-    """Error on normal inputs against time, with the front and the floors of the gate; None where neither is known."""
-    known = [attempt for attempt in case.timed if attempt.error is not None]
-    if not known:
-        return None
-    precision = case.problem.precision
-    floors = {
-        "gate": find_floor("normal", rounding_of(known[0].config, precision)).cosine,
-        "fine": FINE_COSINES[precision]["normal"],
-    }
-    front = pareto_front(known, case.tokens)
-    chart = Chart(
-        "Time and accuracy",
-        f"1 - cosine against FP64 on normal inputs over the time of the full call, {len(known)} attempts. "
-        f"{len(front)} are on the front: "
-        + ", ".join(f"{a.call[case.tokens].text('µs')} with {a.error:.2g}" for a in front[:4])
-        + f". The gate asks for a cosine of {floors['gate']}, the fine tier for {floors['fine']}.",
-        236,
-        "Cosines count at four decimals. Fine also asks for relative L1 and channel offsets, so a triangle may lie "
-        "below the fine line.",
-    )
-    limits = {name: 1 - floor + _HALF_DECIMAL for name, floor in floors.items()}
-    x = log_scale([a.call[case.tokens].value for a in known], _LEFT + 4, _RIGHT)
-    y = log_scale([*(a.error or 1e-9 for a in known), *limits.values()], _BOTTOM, _TOP, margin=0.08)
-    chart.y_axis(y, _LEFT + 4, _RIGHT, "1 - cosine (log), lower is better", [_power(tick) for tick in y.ticks])
-    chart.x_axis(x, _TOP, _BOTTOM, "full call, µs (log)", tick_names(x))
-    for name, limit in limits.items():
-        at = y.place(limit)
-        chart.line([(_LEFT + 4, at), (_RIGHT, at)], "floor")
-        chart.text(_RIGHT, at - 4 if name == "gate" else at + 12, f"{name}: cosine {floors[name]}", "floor-name", "end")
-    for is_fine, shape, kind in ((True, "dot", "other"), (False, "triangle", "coarse")):
-        own = [a for a in known if a.is_fine == is_fine]
-        chart.points([_spot(x, y, a, case.tokens) for a in own], shape, kind)  # type: ignore[arg-type]
-        if own:
-            chart.keys.append(Key(shape, kind, "fine" if is_fine else "coarse"))  # type: ignore[arg-type]
-    chart.line(_stairs([_spot(x, y, a, case.tokens) for a in front]), "front")
-    chart.keys.append(Key("line", "front", "front"))
-    if (winner := case.attempt_of(case.winner)) is not None and winner.error is not None:
-        chart.points([_spot(x, y, winner, case.tokens)], "diamond", "win", f"winner: {winner.name}")
-        chart.keys.append(Key("diamond", "win", "winner"))
-    return chart
-
-
-def _power(value: float) -> str:
-    return f"{value:.0e}".replace("e-0", "e-")
-
-
-def _spot(x: Scale, y: Scale, attempt: Attempt, tokens: int) -> tuple[float, float]:
-    return x.place(attempt.call[tokens].value), y.place(attempt.error or 1e-9)
-
-
-def _stairs(places: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The front of `places`, which go right and down: what is faster and less accurate reaches to the next."""
-    found = [places[0]]
-    for x, y in places[1:]:
-        found += [(x, found[-1][1]), (x, y)]
-    return found
 
 
 def draw_agreement(case: Case, agreement: Agreement | None) -> Chart | None:
@@ -162,14 +94,13 @@ def draw_roofline(facts: ProblemFacts) -> Chart | None:
     chart.x_axis(x, 40, 206, "operations per byte, at least (log)", tick_names(x))
     for roof in roofs:
         _draw_roof(chart, roof, x, y)
-    for is_predicted, shape, kind in ((False, "diamond", "win"), (True, "ring", "guess")):
+    for is_predicted, (shape, kind, text) in _WINNERS.items():
         own = [(case, i, rate) for case, i, rate in spots if rate.is_predicted == is_predicted]
         for case, intensity, rate in own:
-            chart.points([(x.place(intensity), y.place(rate.value))], shape, kind,  # type: ignore[arg-type]
-                         f"{format_tokens(case.tokens)}: {rate.text('TOPS')}")  # fmt: skip
+            place = (x.place(intensity), y.place(rate.value))
+            chart.points([place], shape, kind, f"{format_tokens(case.tokens)}: {rate.text('TOPS')}")
         if own:
-            text = "~ winner of a length, predicted" if is_predicted else "winner of a length"
-            chart.keys.append(Key(shape, kind, text))  # type: ignore[arg-type]
+            chart.keys.append(Key(shape, kind, text))
     for case, intensity, rate in (spots[0], *spots[1:][-1:]):
         chart.text(x.place(intensity), y.place(rate.value) + 17, format_tokens(case.tokens), "tick", "middle")
     chart.keys += [Key("line", f"roof {basis}", f"limit by {'a probe' if basis == 'probe' else 'the table of GPUs'}")

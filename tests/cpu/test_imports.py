@@ -177,7 +177,7 @@ ORDER = (
     "report.search_charts",
     "report.result_charts",
     "report.tables",
-    "report.accuracy_chart",
+    "report.accuracy_charts",
     "report.contents",
     "report.page",
 )

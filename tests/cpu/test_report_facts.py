@@ -17,13 +17,13 @@ from sagegen.measuring.goals import Leg
 from sagegen.measuring.race import Standing
 from sagegen.measuring.subjects import Subject
 from sagegen.problem import Problem, Shape
+from sagegen.report.accuracy_charts import pareto_front
 from sagegen.report.cases import Attempt, Case, ProblemFacts, Tuned
 from sagegen.report.failures import group_failures
 from sagegen.report.figure import Figure, format_number, format_tokens
 from sagegen.report.importance import find_agreement, find_influences, main_family
 from sagegen.report.limits import find_roofs, least_bytes
 from sagegen.report.races import draw_race, read_races
-from sagegen.report.result_charts import pareto_front
 from sagegen.report.scale import linear_scale, log_scale
 from sagegen.report.search_charts import draw_parameters, draw_progress, improvements
 from sagegen.report.standings import make_rows
