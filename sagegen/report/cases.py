@@ -13,7 +13,7 @@ from sagegen.problem import Problem, Shape, parse_problem
 from sagegen.report.failures import Failure, group_failures
 from sagegen.report.figure import Figure
 from sagegen.space import Config, parse_config
-from sagegen.tuning.distances import CaseDistances, find_distances
+from sagegen.tuning.distances import CaseDistances, Distance, find_distances
 from sagegen.tuning.journal import Record
 from sagegen.tuning.model import Measured, predict
 
@@ -127,18 +127,18 @@ class Case:
         """The last attempt at a config that was timed at this length."""
         return next((attempt for attempt in reversed(self.timed) if attempt.name == config), None)
 
-    def call_of(self, config: str) -> Figure | None:
-        """Measured full call of a config: of its finals, else of its screen."""
-        if config in self.final_calls:
-            return self.final_calls[config]
-        attempt = self.attempt_of(config)
+    def call_of(self, distance: Distance) -> Figure | None:
+        """Measured full call of who is listed in a standing, from the phase that its other times are from."""
+        if distance.phase == "final":
+            return self.final_calls.get(distance.config)
+        attempt = self.attempt_of(distance.config)
         return attempt.call[self.tokens] if attempt else None
 
     @property
     def best_call(self) -> Figure | None:
         """Full call of the winner."""
-        if self.standings and self.winner is not None:
-            return self.call_of(self.winner)
+        if self.standings:
+            return self.call_of(self.standings[0].distances[0])
         return self.tuned[0].call if self.tuned else None
 
     @property

@@ -41,9 +41,10 @@ class CasePart:
 
 @dataclass(frozen=True, slots=True)
 class ProblemPart:
-    """A problem's part of the page."""
+    """A problem's part of the page. `name` has the GPU's, too, where there are several."""
 
     facts: ProblemFacts
+    name: str
     title: str
     panels: tuple[Panel, ...]
     outcomes: Panel | None
@@ -85,7 +86,7 @@ def make_page(inputs: Inputs, probe: Path | None, command: str) -> Page:
     """
     gpus = _with_probe([find_gpu(name) for name in inputs.gpus], probe)
     facts = [each for gpu in gpus for each in collect(inputs.records, inputs.entries.get(gpu.name, ()), gpu)]
-    parts = [_make_problem(each, inputs.races) for each in facts]
+    parts = [_make_problem(each, inputs.races, has_others=len(gpus) > 1) for each in facts]
     if parts and parts[0].cases:
         opened = (*parts[0].cases[:-1], replace(parts[0].cases[-1], is_open=True))
         parts[0] = replace(parts[0], cases=opened)
@@ -126,7 +127,7 @@ def _describe_basis(gpu: Gpu, probe: Path | None) -> str:
     return f"{gpu.name}: no probe was named, so rates are those of the table of GPUs ({gpu.source}), not measured here"
 
 
-def _make_problem(facts: ProblemFacts, races: Sequence[Race]) -> ProblemPart:
+def _make_problem(facts: ProblemFacts, races: Sequence[Race], has_others: bool) -> ProblemPart:
     drawn = (
         (result_charts.draw_lengths(facts), tables.lengths_table(facts)),
         (result_charts.draw_roofline(facts), tables.limits_table(facts)),
@@ -136,6 +137,7 @@ def _make_problem(facts: ProblemFacts, races: Sequence[Race]) -> ProblemPart:
     title = f"Head dim {problem.head_dim}, {problem.dtype}, {problem.mask}, {_PRECISIONS[problem.precision]}"
     return ProblemPart(
         facts,
+        f"{facts.gpu.name} {problem.name}" if has_others else problem.name,
         title + (", ragged" if problem.is_ragged else ""),
         tuple(_panels(drawn)),
         Panel(outcomes) if outcomes else None,

@@ -62,7 +62,7 @@ def _journal_rows(case: Case) -> Iterator[Row]:
                 kind,
                 distance.config,
                 Figure(distance.kernel_us, "measured"),
-                case.call_of(distance.config),
+                case.call_of(distance),
                 distance.behind if standing is case.standings[0] else None,
                 distance.interval if standing is case.standings[0] else None,
                 {"final": "finals", "screen": "screen"}.get(distance.phase, distance.phase),

@@ -172,6 +172,13 @@ def test_the_same_files_give_the_same_bytes(part: Path) -> None:
     assert make_html(part, probe=PROBE) == make_html(part, probe=PROBE)
 
 
+def test_pages_of_several_gpus_name_them_everywhere() -> None:
+    page = make_html(ROOT / "tuned" / "l20.yaml", ROOT / "tuned" / "a100.yaml")
+    for gpu in ("l20", "a100"):
+        assert f'<th scope="row">{gpu} d128_bf16_full_int8</th>' in page
+        assert f">{gpu} d128_bf16_full_int8</a>" in page
+
+
 # ---- predicted and measured
 
 
