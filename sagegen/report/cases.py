@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sagegen.entry import Entry, is_fine
+from sagegen.entry import Entry
 from sagegen.gpu import Gpu
-from sagegen.problem import Problem, Shape, parse_problem
-from sagegen.report.failures import Failure, group_failures
+from sagegen.problem import Problem, Shape
+from sagegen.report.failures import Failure
 from sagegen.report.figure import Figure
-from sagegen.space import Config, parse_config
-from sagegen.tuning.distances import CaseDistances, Distance, find_distances
+from sagegen.space import Config
+from sagegen.tuning.distances import CaseDistances, Distance
 from sagegen.tuning.journal import Record
-from sagegen.tuning.model import Measured, predict
-
-_SHAPE = re.compile(r"b(\d{1,7}) h(\d{1,7})/(\d{1,7}) q(\d{1,8}) kv(\d{1,8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +50,12 @@ class Tuned:
 
     Attributes:
         shape: that its figures are of; None where the entry does not say so in sagegen's words.
+        guess: the model's time of the full call, for an entry that was measured.
     """
 
     entry: Entry
     shape: Shape | None
+    guess: Figure | None = None
 
     @property
     def call(self) -> Figure | None:
@@ -77,11 +74,9 @@ class Tuned:
         return call.scaled(ratio) if ratio and call and not call.is_predicted else None
 
     def _figure(self, measured: float | None, predicted: float | None) -> Figure | None:
-        """What was measured, if the entry is of a measurement; a predicted entry has no other kind of time."""
-        if self.entry.measured:
-            return None if measured is None else Figure(measured, "measured")
-        guess = predicted if predicted is not None else measured
-        return None if guess is None else Figure(guess, "predicted")
+        """What was measured, if the entry is of a measurement, else what was predicted: never the other kind."""
+        us = measured if self.entry.measured else predicted
+        return None if us is None else Figure(us, self.entry.provenance.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +162,14 @@ class Case:
         return next((ratio for ratio in own if ratio), None)
 
     @property
+    def guess(self) -> Figure | None:
+        """The model's time of the winner's full call, where that was measured."""
+        attempt = self.attempt_of(self.winner)
+        if attempt is not None:
+            return attempt.predicted.get(self.tokens)
+        return self.tuned[0].guess if self.tuned and not self.standings else None
+
+    @property
     def winner_accuracy(self) -> tuple[Mapping[str, Mapping[str, float]], str]:
         """The winner's figures by kind of inputs, and where they were taken: `the GPU`, `emulator`, or "" of none."""
         attempt = self.attempt_of(self.winner)
@@ -198,92 +201,3 @@ class ProblemFacts:
     def is_measured(self) -> bool:
         """Whether anything of it was timed on the GPU."""
         return any(case.best_call is not None and not case.best_call.is_predicted for case in self.cases)
-
-
-def collect(records: Sequence[Record], entries: Sequence[Entry], gpu: Gpu) -> list[ProblemFacts]:
-    """The problems of one GPU: those of the journals, or of the registry where there is no journal.
-
-    Args:
-        records: sound ones (`sources.keep_sound`), of any GPU.
-        entries: of `gpu`'s registry.
-        gpu: with a probe's rates, if there is a probe; the model takes them.
-    """
-    own = [record for record in records if record.gpu == gpu.name]
-    distances = find_distances(own)
-    names = dict.fromkeys(record.problem for record in own) or dict.fromkeys(entry.problem for entry in entries)
-    return [
-        _collect_problem(
-            parse_problem(name),
-            [record for record in own if record.problem == name],
-            [distance for distance in distances if distance.problem == name],
-            [Tuned(entry, _parse_shape(entry.provenance.shape)) for entry in entries if entry.problem == name],
-            gpu,
-        )
-        for name in names
-    ]
-
-
-def _collect_problem(
-    problem: Problem, records: Sequence[Record], standings: Sequence[CaseDistances], tuned: Sequence[Tuned], gpu: Gpu
-) -> ProblemFacts:
-    shapes = {
-        samples.tokens: Shape(samples.batch, samples.heads_q, samples.heads_kv, samples.tokens, samples.tokens)
-        for record in records
-        for samples in record.samples
-    }
-    shapes.update({each.shape.kv_len: each.shape for each in tuned if each.shape and each.shape.kv_len not in shapes})
-    attempts = tuple(_attempts(problem, records, shapes, gpu))
-    cases = tuple(
-        Case(
-            gpu,
-            problem,
-            shapes[tokens],
-            attempts,
-            tuple(standing for standing in standings if standing.tokens == tokens),
-            _final_calls(records, tokens),
-            tuple(each for each in tuned if each.shape == shapes[tokens]),
-        )
-        for tokens in sorted(shapes)
-    )
-    return ProblemFacts(gpu, problem, attempts, cases, tuple(tuned), tuple(group_failures(records)))
-
-
-def _final_calls(records: Sequence[Record], tokens: int) -> dict[str, Figure]:
-    finals = ((r.config, s) for r in records if r.phase == "final" for s in r.samples if s.tokens == tokens)
-    return {config: Figure(samples.median_call_us, "measured") for config, samples in finals}
-
-
-def _attempts(problem: Problem, records: Sequence[Record], shapes: Mapping[int, Shape], gpu: Gpu) -> Iterator[Attempt]:
-    tried = [record for record in records if record.phase in ("build", "screen")]
-    for number, record in enumerate(tried, start=1):
-        config = parse_config(record.config)
-        yield Attempt(
-            number,
-            record,
-            config,
-            {samples.tokens: Figure(samples.median_call_us, "measured") for samples in record.samples},
-            {samples.tokens: Figure(samples.median_us, "measured") for samples in record.samples},
-            predict_calls(config, problem, record, shapes, gpu) if record.samples else {},
-            is_fine(record.figures, problem.precision),
-        )
-
-
-def predict_calls(
-    config: Config, problem: Problem, record: Record, shapes: Mapping[int, Shape], gpu: Gpu
-) -> dict[int, Figure]:
-    """The model's times of full calls by tokens, in microseconds, from what ptxas said of the kernel."""
-    used = record.resources.get("attention", {})
-    spilled = used.get("spill_store_bytes", 0) + used.get("spill_load_bytes", 0)
-    measured = Measured(used["registers"], spilled) if 0 < used.get("registers", 0) <= 255 else None
-    times = {tokens: predict(config, problem, shape, gpu, measured).call_us for tokens, shape in shapes.items()}
-    return {tokens: Figure(us, "predicted") for tokens, us in times.items() if 0 < us < math.inf}
-
-
-def _parse_shape(text: str) -> Shape | None:
-    """The shape that an entry's provenance spells, `b1 h32/32 q4096 kv4096`; None if it says something else."""
-    match = _SHAPE.fullmatch(text)
-    if match is None:
-        return None
-    batch, heads_q, heads_kv, q_len, kv_len = map(int, match.groups())
-    is_call = min(batch, heads_q, heads_kv, q_len, kv_len) > 0 and heads_q % max(heads_kv, 1) == 0
-    return Shape(batch, heads_q, heads_kv, q_len, kv_len) if is_call and kv_len <= 1 << 24 else None

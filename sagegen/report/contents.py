@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from sagegen.gpu import Gpu, find_gpu
 from sagegen.probing.result import measured_gpu, parse_result
 from sagegen.report import accuracy_charts, result_charts, search_charts, tables
-from sagegen.report.cases import Case, ProblemFacts, collect
+from sagegen.report.cases import Case, ProblemFacts
+from sagegen.report.collection import collect
 from sagegen.report.drawing import Chart
 from sagegen.report.importance import find_agreement, find_influences, main_family
 from sagegen.report.races import Race, draw_race
@@ -62,6 +66,7 @@ class Page:
     Attributes:
         origin: `measured` if every problem was, `predicted` if none was, else `mixed`.
         basis: which limits and rates the model and the rooflines took, by GPU.
+        model_errors: what predicted entries say of how far off the model may be.
     """
 
     title: str
@@ -71,6 +76,7 @@ class Page:
     problems: tuple[ProblemPart, ...]
     inputs: Inputs
     basis: tuple[str, ...]
+    model_errors: tuple[str, ...]
     command: str
 
 
@@ -101,6 +107,7 @@ def make_page(inputs: Inputs, probe: Path | None, command: str) -> Page:
         tuple(parts),
         inputs,
         tuple(_describe_basis(gpu, probe) for gpu in gpus),
+        describe_errors(msgspec.to_builtins(tuned.entry.provenance) for each in facts for tuned in each.tuned),
         command,
     )
 
@@ -119,6 +126,17 @@ def _machines(inputs: Inputs) -> Iterator[str]:
         if record.product:
             nvcc = record.nvcc.split(" ")[0]
             yield f"{record.product}, driver {record.driver or '?'}, nvcc {nvcc or '?'}"
+
+
+def describe_errors(provenances: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """What predicted entries' provenance says of the model's error, each once; registries of old say nothing."""
+    found = (
+        f"Nine of ten of the model's times were within {each['model_error']:.0%} of what "
+        f"{each.get('model_checked_on') or 'another GPU'} measured; on other GPUs its error is not known."
+        for each in provenances
+        if each["kind"] == "predicted" and each.get("model_error") is not None
+    )
+    return tuple(sorted(set(found)))
 
 
 def _describe_basis(gpu: Gpu, probe: Path | None) -> str:

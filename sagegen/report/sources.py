@@ -25,7 +25,7 @@ from sagegen.space import parse_config
 from sagegen.tuning.journal import Record, Samples, read_journal
 
 #: Longer than any length that a run can have measured: the model walks over the tiles of a call.
-_MOST_TOKENS = 1 << 24
+MOST_TOKENS = 1 << 24
 _MOST_HEADS = 1 << 20
 _REGISTRY_SUFFIXES = (".yaml", ".yml")
 
@@ -151,7 +151,7 @@ def _is_sound(samples: Samples) -> bool:
         len(samples.times_us) > 0
         and len(samples.call_us) in (0, len(samples.times_us))  # finals are compared round by round
         and all(0 < us < math.inf for us in times)
-        and 0 < samples.tokens <= _MOST_TOKENS
+        and 0 < samples.tokens <= MOST_TOKENS
         and all(0 < count <= _MOST_HEADS for count in counts)
         and samples.heads_q % samples.heads_kv == 0
     )

@@ -41,10 +41,9 @@ def make_rows(case: Case) -> list[Row]:
             Row("torch SDPA, fastest backend", "peer", "", None, case.sdpa, ratio, None, "finals of the registry")
         )
     rows.sort(key=lambda row: (row.call is None or row.call.is_predicted, row.call.value if row.call else 0.0))
-    winner = case.attempt_of(case.winner)
-    if winner is not None and case.tokens in winner.predicted:
-        guess = winner.predicted[case.tokens]
-        rows.append(Row("winner, predicted", "win", winner.name, None, guess, None, None, "predicted by the model"))
+    if case.guess is not None:
+        by_model = "predicted by the model"
+        rows.append(Row("winner, predicted", "win", case.winner or "", None, case.guess, None, None, by_model))
     return rows
 
 

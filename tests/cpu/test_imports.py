@@ -171,6 +171,7 @@ ORDER = (
     "report.races",
     "report.sources",
     "report.cases",
+    "report.collection",
     "report.standings",
     "report.importance",
     "report.limits",

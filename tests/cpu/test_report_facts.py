@@ -81,10 +81,9 @@ def test_an_entrys_times_are_what_its_provenance_says():
     measured = Tuned(entry("measured", **times, predicted_us=1.0, predicted_full_us=2.0), SHAPE)
     assert (measured.kernel, measured.call) == (Figure(50.0, "measured"), Figure(80.0, "measured"))
     assert measured.sdpa == Figure(160.0, "measured")
-    predicted = Tuned(entry("predicted", **times), SHAPE)
-    assert (predicted.kernel, predicted.call, predicted.sdpa) == (
-        Figure(50.0, "predicted"), Figure(80.0, "predicted"), None,
-    )  # fmt: skip
+    predicted = Tuned(entry("predicted", predicted_us=50.0, predicted_full_us=80.0), SHAPE)
+    assert (predicted.kernel, predicted.call) == (Figure(50.0, "predicted"), Figure(80.0, "predicted"))
+    assert predicted.sdpa is None
     assert Tuned(entry("measured", predicted_us=1.0), SHAPE).kernel is None
 
 
@@ -93,6 +92,14 @@ def test_rows_without_a_journal_are_the_registrys():
     assert [(row.who, row.call, row.basis) for row in rows] == [
         ("winner", Figure(80.0, "predicted"), "predicted, 2026-01-01")
     ]
+
+
+def test_a_measured_registry_has_the_models_guess_beside_its_own_times():
+    measured = Tuned(entry("measured", kernel_us=50.0, full_us=80.0), SHAPE, Figure(70.0, "predicted"))
+    rows = make_rows(case(tuned=(measured,)))
+    assert [(row.who, row.call) for row in rows] == [
+        ("winner", Figure(80.0, "measured")), ("winner, predicted", Figure(70.0, "predicted")),
+    ]  # fmt: skip
 
 
 # ---- axes
