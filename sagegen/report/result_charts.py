@@ -16,6 +16,8 @@ from sagegen.space import parse_config
 
 _LEFT, _RIGHT = 46, 330
 _TOP, _BOTTOM = 28, 196
+#: Room that a line of text needs between two lines.
+_CROWDED = 16
 #: By whether it is predicted: how a winner is marked in a roofline.
 _WINNERS: Mapping[bool, tuple[Shape, str, str]] = {
     False: ("diamond", "win", "winner of a length"),
@@ -93,7 +95,7 @@ def draw_roofline(facts: ProblemFacts) -> Chart | None:
     chart.y_axis(y, _LEFT, _RIGHT, "attention kernel, TOPS (log)", tick_names(y))
     chart.x_axis(x, 40, 206, "operations per byte, at least (log)", tick_names(x))
     for roof in roofs:
-        _draw_roof(chart, roof, x, y, is_top=roof.tops == max((each.tops for each in flat), default=0.0))
+        _draw_roof(chart, roof, x, y, is_crowded=any(0 < y.place(roof.tops) - y.place(o.tops) < _CROWDED for o in flat))
     for is_predicted, (shape, kind, text) in _WINNERS.items():
         own = [(case, i, rate) for case, i, rate in spots if rate.is_predicted == is_predicted]
         for case, intensity, rate in own:
@@ -119,13 +121,13 @@ def _roofline_spot(case: Case) -> tuple[Case, float, Figure] | None:
     )
 
 
-def _draw_roof(chart: Chart, roof: Roof, x: Scale, y: Scale, is_top: bool) -> None:
-    """A limit's line with its name: the highest one's above, since others may be close below."""
+def _draw_roof(chart: Chart, roof: Roof, x: Scale, y: Scale, is_crowded: bool) -> None:
+    """A limit's line with its name above, or below where another line is close above."""
     kind, name = f"roof {roof.basis}", f"{roof.name}, {roof.basis}"
     if not roof.is_slope:
         at = y.place(roof.tops)
         chart.line([(x.start, at), (x.end, at)], kind)
-        chart.text(x.end, at - 4 if is_top else at + 12, f"{name}: {format_number(roof.tops)}", "floor-name", "end")
+        chart.text(x.end, at + 12 if is_crowded else at - 4, f"{name}: {format_number(roof.tops)}", "floor-name", "end")
         return
     ends = (max(x.low, y.low / roof.tops), min(x.high, y.high / roof.tops))
     if ends[0] < ends[1]:
