@@ -47,14 +47,18 @@ def command(paths: tuple[Path, ...], output: Path, probe_file: Path | None, as_j
       sagegen report h200.jsonl.gz race.json -o h200.html
       sagegen report tuned/l20.yaml -o l20.html
     """
+    from sagegen.errors import ArgumentError
+    from sagegen.registry_disk import replace_file
     from sagegen.report.contents import make_page
     from sagegen.report.page import render_page
     from sagegen.report.sources import read_inputs
 
+    if output.resolve() in {path.resolve() for path in (*paths, *filter(None, [probe_file]))}:
+        raise ArgumentError(f"-o {output} would be written over what it is made from", "name another file with -o")
     inputs = read_inputs(paths)
     page = make_page(inputs, probe_file, _spell_command(paths, output, probe_file))
     data = render_page(page).encode("utf-8")
-    output.write_bytes(data)
+    replace_file(output, data)
     facts = {
         "page": str(output),
         "bytes": len(data),

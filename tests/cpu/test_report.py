@@ -502,6 +502,21 @@ def test_a_probe_of_another_gpu_is_misuse(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_page_is_not_written_over_what_it_is_made_from(tmp_path: Path) -> None:
+    registry = tmp_path / "l20.yaml"
+    registry.write_bytes((ROOT / "tuned" / "l20.yaml").read_bytes())
+    result = report(registry, "-o", tmp_path / "." / "l20.yaml")
+    assert result.exit_code == 2
+    assert "would be written over what it is made from" in result.stderr
+    assert registry.read_bytes() == (ROOT / "tuned" / "l20.yaml").read_bytes()
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    result = report(ROOT / "tuned" / "l20.yaml", "-o", tmp_path / "none" / "page.html")
+    assert result.exit_code == 2
+    assert str(tmp_path / "none") in result.stderr
+
+
 # ---- the committed page
 
 
