@@ -9,7 +9,7 @@ from sagegen.entry import Entry
 from sagegen.gpu import Gpu
 from sagegen.problem import Problem, Shape
 from sagegen.report.failures import Failure
-from sagegen.report.figure import Figure
+from sagegen.report.figure import Figure, is_time
 from sagegen.space import Config
 from sagegen.tuning.distances import CaseDistances, Distance
 from sagegen.tuning.journal import Record
@@ -71,12 +71,13 @@ class Tuned:
     def sdpa(self) -> Figure | None:
         """Time of torch SDPA's call, by the ratio to this entry's that the same rounds gave; only where measured."""
         ratio, call = self.entry.figures.speed_vs_sdpa, self.call
-        return call.scaled(ratio) if ratio and call and not call.is_predicted else None
+        is_known = ratio and call and not call.is_predicted and is_time(call.value * ratio)
+        return call.scaled(ratio) if ratio and call and is_known else None
 
     def _figure(self, measured: float | None, predicted: float | None) -> Figure | None:
         """What was measured, if the entry is of a measurement, else what was predicted: never the other kind."""
         us = measured if self.entry.measured else predicted
-        return None if us is None else Figure(us, self.entry.provenance.kind)
+        return Figure(us, self.entry.provenance.kind) if us is not None and is_time(us) else None
 
 
 @dataclass(frozen=True, slots=True)

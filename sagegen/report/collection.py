@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -11,7 +10,7 @@ from sagegen.gpu import Gpu
 from sagegen.problem import Problem, Shape, parse_problem
 from sagegen.report.cases import Attempt, Case, ProblemFacts, Tuned
 from sagegen.report.failures import group_failures
-from sagegen.report.figure import Figure
+from sagegen.report.figure import Figure, is_time
 from sagegen.report.sources import MOST_TOKENS
 from sagegen.space import Config, parse_config
 from sagegen.tuning.distances import CaseDistances, find_distances
@@ -110,7 +109,7 @@ def _predict_calls(
 ) -> dict[int, Figure]:
     """The model's times of full calls by tokens, in microseconds, from what ptxas said of the kernel."""
     times = {tokens: predict(config, problem, shape, gpu, used).call_us for tokens, shape in shapes.items()}
-    return {tokens: Figure(us, "predicted") for tokens, us in times.items() if 0 < us < math.inf}
+    return {tokens: Figure(us, "predicted") for tokens, us in times.items() if is_time(us)}
 
 
 def _parse_shape(text: str) -> Shape | None:

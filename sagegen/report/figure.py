@@ -9,6 +9,9 @@ from typing import Literal
 #: How a number is known: timed on the GPU that is named, or computed by the model of it.
 Origin = Literal["measured", "predicted"]
 
+#: Microseconds that a kernel can have taken: a nanosecond to eleven days. Others are of files that no run wrote.
+_LEAST_US, _MOST_US = 1e-3, 1e12
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -36,6 +39,11 @@ class Figure:
     def rate(self, operations: float) -> Figure:
         """1e12 operations a second, if it is a time in microseconds in which so many are done."""
         return Figure(operations / self.value / 1e6, self.origin)
+
+
+def is_time(us: float) -> bool:
+    """Whether a kernel can have taken so many microseconds; axes cannot hold all that a float can be."""
+    return _LEAST_US <= us <= _MOST_US
 
 
 def format_number(value: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,13 +102,18 @@ def _racers(race: _Race) -> tuple[Racer, ...]:
     return tuple(sorted((*_own(race), *_peers(race)), key=lambda racer: -racer.rate.value))
 
 
+def _is_rate(tops: float) -> bool:
+    """Whether any GPU can have been so fast."""
+    return 1e-6 <= tops <= 1e9
+
+
 def _own(race: _Race) -> Iterator[Racer]:
     """The fastest kernels and calls of each tier; one row where the tiers have the same."""
     seen = set()
     for score in race.scores:
         number = (score.rival or "").partition(" ")[2]
         is_known = number.isdecimal() and int(number) < len(race.contenders)
-        if not is_known or score.tops is None or not 0 < score.tops < math.inf or score.rival in seen:
+        if not is_known or score.tops is None or not _is_rate(score.tops) or score.rival in seen:
             continue
         seen.add(score.rival)
         same = "/".join(other.tier for other in race.scores if other.rival == score.rival)
@@ -120,7 +124,7 @@ def _own(race: _Race) -> Iterator[Racer]:
 def _peers(race: _Race) -> Iterator[Racer]:
     for name in PEERS:
         timed = race.rivals[name].sustained if name in race.rivals else None
-        if timed is not None and 0 < timed.tops < math.inf:
+        if timed is not None and _is_rate(timed.tops):
             yield Racer(LABELS[name], Figure(timed.tops, "measured"), "")
 
 

@@ -19,6 +19,7 @@ from sagegen.errors import ArgumentError, SagegenError
 from sagegen.gpu import find_gpu
 from sagegen.problem import parse_problem
 from sagegen.registry_file import parse_entries
+from sagegen.report.figure import is_time
 from sagegen.report.races import Race, read_races
 from sagegen.report.text import cut_text
 from sagegen.space import parse_config
@@ -130,7 +131,7 @@ def keep_sound(records: Iterable[Record], left_out: Counter[str]) -> Iterator[Re
         elif not all(map(_is_sound, record.samples)):
             left_out["times are absent, not positive, or of a shape that no run has"] += 1
         elif not _has_figures(record):
-            left_out["accuracy figures are not finite, or lack the cosine"] += 1
+            left_out["accuracy figures are not finite, or have no cosine that is one"] += 1
         elif record.outcome == "ok" and record.phase != "build" and not record.samples:
             left_out["the outcome is ok and there are no times"] += 1
         else:
@@ -150,7 +151,7 @@ def _is_sound(samples: Samples) -> bool:
     return (
         len(samples.times_us) > 0
         and len(samples.call_us) in (0, len(samples.times_us))  # finals are compared round by round
-        and all(0 < us < math.inf for us in times)
+        and all(map(is_time, times))
         and 0 < samples.tokens <= MOST_TOKENS
         and all(0 < count <= _MOST_HEADS for count in counts)
         and samples.heads_q % samples.heads_kv == 0
@@ -159,7 +160,9 @@ def _is_sound(samples: Samples) -> bool:
 
 def _has_figures(record: Record) -> bool:
     kinds = record.figures.values()
-    return all("cosine" in figures and all(map(math.isfinite, figures.values())) for figures in kinds)
+    return all(
+        abs(figures.get("cosine", 2.0)) < 1.001 and all(map(math.isfinite, figures.values())) for figures in kinds
+    )
 
 
 def _of_one_protocol(records: Sequence[Record], left_out: Counter[str]) -> tuple[Record, ...]:

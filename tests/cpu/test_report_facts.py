@@ -87,6 +87,12 @@ def test_an_entrys_times_are_what_its_provenance_says():
     assert Tuned(entry("measured", predicted_us=1.0), SHAPE).kernel is None
 
 
+def test_times_that_no_kernel_takes_are_not_known():
+    odd = Tuned(entry("measured", kernel_us=1e300, full_us=1e-300, speed_vs_sdpa=2.0), SHAPE)
+    assert (odd.kernel, odd.call, odd.sdpa) == (None, None, None)
+    assert Tuned(entry("measured", full_us=80.0, speed_vs_sdpa=1e300), SHAPE).sdpa is None
+
+
 def test_rows_without_a_journal_are_the_registrys():
     rows = make_rows(case(tuned=(Tuned(entry("predicted", predicted_us=50.0, predicted_full_us=80.0), SHAPE),)))
     assert [(row.who, row.call, row.basis) for row in rows] == [
