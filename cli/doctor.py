@@ -16,7 +16,9 @@ import click
 
 from sagegen.cli.options import json_option
 from sagegen.env import Env, is_writable, read_env
-from sagegen.errors import ToolchainError
+from sagegen.errors import RegistryError, ToolchainError
+from sagegen.registry import shipped_dir
+from sagegen.registry_places import find_places
 from sagegen.toolkit import find_ninja, find_toolkit
 
 #: Cubins of any 13.x toolkit load from this driver on (CUDA minor-version compatibility).
@@ -74,6 +76,7 @@ def make_checks(env: Env) -> Iterator[Check]:
     yield _gpus()
     yield _folder("cache folder", env.cache_dir, "SAGEGEN_CACHE_DIR")
     yield _folder("tuned folder", env.tuned_dir, "SAGEGEN_TUNED_DIR")
+    yield _bundles(env)
     yield _nvcc(env)
     yield _program("g++", shutil.which("g++"), "apt-get install g++")
     yield _program("ninja", find_ninja(), "pip install ninja")
@@ -120,6 +123,17 @@ def _folder(name: str, path: Path, variable: str) -> Check:
     if not is_writable(path):
         return Check(name, "build", False, f"{path} (read-only)", f"set {variable} to a writable folder")
     return Check(name, "build", True, str(path))
+
+
+def _bundles(env: Env) -> Check:
+    """What SAGEGEN_REGISTRY names and pip installed, whatever it holds."""
+    errors: list[RegistryError] = []
+    places = [
+        place for place in find_places(env, shipped_dir(), errors.append) if place.origin in ("named", "installed")
+    ]
+    if errors:
+        return Check("bundles", "run", False, errors[0].message, errors[0].remedy)
+    return Check("bundles", "run", True, "; ".join(p.package or str(p.folder) for p in places) or "none but what ships")
 
 
 def _nvcc(env: Env) -> Check:

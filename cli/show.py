@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from sagegen.cli.difference import show_difference
 from sagegen.cli.options import json_option, make_problem, problem_options, tune_command
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _WIDTH = 240
 
 
 class _Row(NamedTuple):
-    """One entry as shown: `layer` is `user` or `shipped`; `stale` None when no text was recorded."""
+    """One entry as shown: `layer` is `user`, `shipped`, a folder or a package; `stale` None: no text was recorded."""
 
     gpu: str
     layer: str
@@ -38,6 +39,14 @@ class _Row(NamedTuple):
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Show how far others are from the winners of this journal; it may be packed (.jsonl.gz).",
 )
+@click.option(
+    "--diff",
+    "diff_paths",
+    nargs=2,
+    metavar="OLD NEW",
+    type=click.Path(exists=True, path_type=Path),
+    help="Show what changed between two registries: files, folders, or bundles in any form.",
+)
 @click.option("--space", "show_space", is_flag=True, help="Show the parameters of the search space instead.")
 @problem_options
 @json_option
@@ -45,6 +54,7 @@ def command(
     gpu_name: str | None,
     problem_name: str | None,
     journal_path: Path | None,
+    diff_paths: tuple[Path, Path] | None,
     show_space: bool,
     head_dim: str,
     dtype: str,
@@ -52,7 +62,7 @@ def command(
     precision: str,
     as_json: bool,
 ) -> None:
-    """Show the tuned registry, one problem's entries, a journal's winners, or the search space.
+    """Show the tuned registry, one problem's entries, a journal's winners, what changed, or the search space.
 
     An entry is stale when its config renders another source today than the one its kernel was built from: the kernel
     goes on serving, its figures are of the old source.
@@ -61,6 +71,10 @@ def command(
     slowest valid config that was measured; `winner` is how many times faster the winner is, with a 95 % interval where
     both ran in the same rounds. `screen` marks times that are of no finals.
 
+    With --diff, per problem and range of lengths: what was added or removed, is faster or slower by 1 % or more, is
+    more or less accurate, is measured where it was predicted, or is another kernel. `speed` is the old time of a full
+    call by the new one, of two measured or (`~`) two predicted times of the same shape; others are not compared.
+
     --head-dim, --dtype, --causal and --precision say for which problem --space counts the configs that tuning tries.
 
     \b
@@ -68,6 +82,7 @@ def command(
       sagegen show --gpu l20
       sagegen show --gpu l20 --problem d128_bf16_causal_int8
       sagegen show --journal docs/gpu-runs/2026-11-30-h200-bf16-journal.jsonl.gz
+      sagegen show --diff h200-old.tar.zst tuned/h200.yaml
       sagegen show --space --gpu l20 --head-dim 64
     """
     from sagegen.gpu import GPUS, find_gpu
@@ -77,6 +92,9 @@ def command(
         _show_space(gpu_name, make_problem(head_dim, dtype, is_causal, precision), as_json)
         return
     problems = [] if problem_name is None else [parse_problem(problem_name)]
+    if diff_paths is not None:
+        show_difference(*diff_paths, gpu_name, problem_name, as_json)
+        return
     if journal_path is not None:
         _show_journal(journal_path, gpu_name, problem_name, as_json)
         return
@@ -103,25 +121,15 @@ def _read_rows(names: Iterable[str]) -> tuple[list[_Row], list[str]]:
     from sagegen.env import read_env
     from sagegen.errors import RegistryError
     from sagegen.registry import load_layers
+    from sagegen.registry_stale import find_staleness
 
     env = read_env()
     errors: list[RegistryError] = []
     rows = []
     for name in names:
         for layer in load_layers(name, env, errors.append):
-            where = "shipped" if layer.shipped else "user"
-            rows += [_Row(name, where, entry, _is_stale(entry)) for entry in layer.entries]
-    return rows, list(map(str, errors))
-
-
-def _is_stale(entry: Entry) -> bool | None:
-    from sagegen.problem import parse_problem
-    from sagegen.render import render
-    from sagegen.space import parse_config
-
-    if entry.config is None or entry.provenance.text_sha256 is None:
-        return None
-    return render(parse_problem(entry.problem), parse_config(entry.config)).sha256 != entry.provenance.text_sha256
+            rows += [_Row(name, layer.label, entry, find_staleness(entry)) for entry in layer.entries]
+    return rows, list(dict.fromkeys(map(str, errors)))  # a folder that is missing is missed once per GPU
 
 
 def _to_json(row: _Row) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def command(asked: TuneOptions) -> None:
     from sagegen.gpu import find_gpu
     from sagegen.probing.result import measured_gpu
     from sagegen.registry import Saved, save_entries
+    from sagegen.registry_stale import is_stale
     from sagegen.toolkit import find_toolkit
     from sagegen.tuning.proposer import check_sampler
 
@@ -75,8 +76,14 @@ def command(asked: TuneOptions) -> None:
             result = _rank(request, toolkit, env, asked.jobs, watch)
     cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
     with deferred_interrupts():  # what was found must not be lost while it is written
+<<<<<<< HEAD
         saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
     _report(result, saved, path, gpu, asked.as_json, has_journal=bool(devices))
+=======
+        saved = save_entries(path, gpu.name, result.entries, cubins, is_stale) if result.entries else Saved((), ())
+    _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
+# fmt: on
+>>>>>>> main
 
 
 def _choose_devices(gpu: Gpu, asked: TuneOptions) -> list[DetectedGpu]:
@@ -194,6 +201,8 @@ def _report(result: Result, saved: Saved, path: Path, gpu: Gpu, as_json: bool, h
         click.echo(f"{len(result.records)} configs: {', '.join(f'{n} {outcome}' for outcome, n in outcomes.items())}")
         if saved.refused:
             click.echo(f"{len(saved.refused)} predicted entries were not written: measured ones are there already")
+        if saved.outdone:
+            click.echo(f"{len(saved.outdone)} predicted entries were not written: better predictions are there already")
         click.echo(f"{len(saved.written)} entries written to {path}")
     if isinstance(result.cause, KeyboardInterrupt):
         rest = "; the same command goes on from the journal" if has_journal else ""
@@ -216,6 +225,7 @@ def _to_json(result: Result, saved: Saved, path: Path, gpu: Gpu, outcomes: Count
         "outcomes": dict(outcomes),
         "written": len(saved.written),
         "refused": len(saved.refused),
+        "outdone": len(saved.outdone),
         "entries": [msgspec.to_builtins(entry) for entry in result.entries],
     }
 

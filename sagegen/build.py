@@ -20,7 +20,7 @@ import msgspec
 from sagegen.cubin import Resources, parse_resources, read_sections
 from sagegen.errors import BuildError, StoreError, ToolchainError
 from sagegen.interrupts import deferred_interrupts
-from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, read_record
+from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, mark_used, read_record
 from sagegen.toolkit import Toolkit, find_ninja, find_toolkit
 
 __all__ = ["Built", "BuildFailure", "Resources", "Toolkit", "build_batch", "find_toolkit"]
@@ -204,6 +204,7 @@ def _find_built(store: Store, key: Key, source: Source) -> Built | None:
     except (StoreError, msgspec.ValidationError, KeyError):
         store.discard(folder)  # somebody edited it; building again heals it
         return None
+    mark_used(folder)
     return Built(
         name=key.name,
         arch=record.arch,

@@ -21,7 +21,7 @@ FINE_RELATIVE_L1: Mapping[Precision, float] = {"int8": 0.038, "int4": 0.21}
 #: By precision, of an entry whose accuracy is not known; INT4's is that of its coarsest scales.
 ASSUMED_COSINES: Mapping[Precision, float] = {"int8": 0.999, "int4": 0.97}
 
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 #: Of keys; kernels count them in 32 bits.
@@ -32,7 +32,9 @@ Error = Annotated[float, msgspec.Meta(ge=0)]
 #: Of what takes time; rates are rounded, so that a slow one may be 0.
 Above0 = Annotated[float, msgspec.Meta(gt=0)]
 Rate = Annotated[float, msgspec.Meta(ge=0)]
-Date = Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+Date = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}\Z")]
+#: Free text. It is printed, so it must not hold what steers a terminal.
+Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=200)]
 
 #: Input kinds of the accuracy gate, on a GPU and in the emulator; listed here since reading a registry loads no torch.
 ACCURACY_KINDS = (
@@ -93,17 +95,19 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Where the figures come from. `shape` and `date` are text: `b1 h32/32 q4096 kv4096`, `2025-11-29`.
 
     `accuracy_from` is absent when accuracy figures are from the GPU itself; `emulator` means small inputs on the CPU.
+    `model` says which model predicted the times; predictions of different ones are not compared.
     """
 
     kind: Literal["measured", "predicted"]
-    gpu: str
+    gpu: Text
     sms: Positive
     launch_abi: Positive
     protocol: Positive
     date: Date
-    shape: str
-    driver: str | None = None
-    nvcc: str | None = None
+    shape: Text
+    driver: Text | None = None
+    nvcc: Text | None = None
+    model: Text | None = None
     text_sha256: Sha256 | None = None
     clock_mhz: Rate | None = None
     power_limit_w: Rate | None = None

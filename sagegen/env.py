@@ -41,6 +41,11 @@ VARIABLES = (
         "folder of your registries; asked before the shipped ones, but measured entries before predicted",
         "the user's data folder",
     ),
+    Variable(
+        "SAGEGEN_REGISTRY",
+        "folders of registries, as unpacked bundles, parted by `:`; asked after yours, before installed ones",
+        "none",
+    ),
     Variable("SAGEGEN_STRICT", "1: raise where a call would fall back to torch SDPA", "0"),
     Variable("SAGEGEN_LOG", f"how much is logged: {', '.join(LOG_LEVELS)}", "warning"),
     Variable("SAGEGEN_NVCC", "the nvcc to compile with", "searched: pip wheel, CUDA_HOME, PATH"),
@@ -75,6 +80,7 @@ class Env:
         self_test: try a kernel on a tiny problem when it is loaded.
         disabled: torch SDPA answers every call.
         pin: name of the config that every kernel is to have, as it was written; None when none was.
+        registries: folders of registries that the user named, the first to be asked first; may not exist.
     """
 
     cache_dir: Path
@@ -87,6 +93,7 @@ class Env:
     self_test: bool = True
     disabled: bool = False
     pin: str | None = None
+    registries: tuple[Path, ...] = ()
 
 
 def read_env(environ: Mapping[str, str] = os.environ) -> Env:
@@ -112,6 +119,7 @@ def read_env(environ: Mapping[str, str] = os.environ) -> Env:
         self_test=_read_flag("SAGEGEN_SELF_TEST", environ.get("SAGEGEN_SELF_TEST") or "1"),
         disabled=_read_flag("SAGEGEN_DISABLE", environ.get("SAGEGEN_DISABLE", "")),
         pin=environ.get("SAGEGEN_PIN", "").strip() or None,
+        registries=_read_paths(environ.get("SAGEGEN_REGISTRY", "")),
     )
 
 
@@ -136,6 +144,10 @@ def _read_mib(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) == 0:
         raise ArgumentError(f"{name}={text!r} is no number of MiB", "set it to a whole number from 1 on")
     return int(text) * _MIB
+
+
+def _read_paths(text: str) -> tuple[Path, ...]:
+    return tuple(dict.fromkeys(Path(part).expanduser() for part in text.split(os.pathsep) if part))
 
 
 def _tuned_dir(asked: str) -> Path:

@@ -81,7 +81,8 @@ def _pv_arch(config: MmaConfig, target: Target) -> float:
 
 def _toolkit(config: MmaConfig, target: Target) -> float:
     has_fp8 = config.quantizes_v or config.has_float_scores
-    needed: Version = (12, 8) if target.gpu.compute_capability >= 100 else (12, 4) if has_fp8 else (12, 0)
+    is_new = target.gpu.compute_capability >= 100 or config.sums_in_fp16
+    needed: Version = (12, 8) if is_new else (12, 4) if has_fp8 else (12, 0)
     return 0 if target.toolkit >= needed else 1
 
 
@@ -149,7 +150,7 @@ MMA_RULES: tuple[Rule[MmaConfig], ...] = (
     Rule("e4m3_operands", E4M3_OPERANDS, e4m3_operands_margin, reads=("qk",)),
     Rule("e4m3_conversion", "sums of e4m3 products are floats already: one spelling, i2f",
          lambda c, _: 1 if c.has_float_scores and c.conversion != "i2f" else 0, reads=("conversion", "qk")),
-    Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 brought sm_120", _toolkit, reads=("pv", "qk")),
+    Rule("toolkit", "nvcc 12.4 brought e4m3 mma.sync, 12.8 its FP16 sums and sm_120", _toolkit, reads=("pv", "qk")),
     Rule("rows_low", "a warp owns at least one 16-row MMA tile",
          lambda c, _: 16 - c.rows_per_warp, reads=("block_q", "warps")),
     limit_rule("rows_high", "more than 32 query rows per warp do not fit its registers", _rows, "rows",

@@ -1,8 +1,8 @@
-"""The tuned registry: which entry answers a problem on a GPU, and saving new ones.
+"""The tuned registry: which entry answers a problem on a GPU.
 
-Two layers hold entries of a GPU: the user's (`SAGEGEN_TUNED_DIR`) and the one that ships in the package. A measured
-entry goes before a predicted one, then the user's before the shipped. Cubins lie beside a layer's YAML, named by
-digest: `<gpu>/<first 16 digits>.cubin.gz`.
+Layers hold entries of a GPU: the user's (`SAGEGEN_TUNED_DIR`), those of `SAGEGEN_REGISTRY`, installed bundles, and the
+one that ships in the package. A measured entry goes before a predicted one, then an earlier layer's before a later's.
+Cubins lie beside a layer's YAML, named by digest: `<gpu>/<first 16 digits>.cubin.gz`.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sagegen.abi import LAUNCH_ABI
 from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError
 from sagegen.gpu import GPUS, Gpu
 from sagegen.problem import Problem
-from sagegen.registry_cubins import cubin_name, pack_cubin, read_packed, read_plain, remove_strays
-from sagegen.registry_disk import locked_folder, replace_file
-from sagegen.registry_file import dump_entries, parse_entries, start_afresh
-from sagegen.registry_merge import Saved, merge_entries
+from sagegen.registry_cubins import cubin_name, read_packed, read_plain
+from sagegen.registry_disk import file_version, parse_bytes, read_entries, read_file
+from sagegen.registry_manifest import MANIFEST_FILE, check_file, parse_manifest
+from sagegen.registry_merge import Saved
+from sagegen.registry_places import Origin, Place, find_places
+from sagegen.registry_save import save_entries
 
 __all__ = [
     "Accuracy",
@@ -39,6 +42,7 @@ __all__ = [
     "load_registry",
     "lookup",
     "read_cubin",
+    "read_entries",
     "save_entries",
     "shipped_dir",
 ]
@@ -46,16 +50,34 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One registry file: the folder it lies in and what it says. `shipped` is the package's own."""
+    """One registry file: the folder it lies in and what it says; `origin` and `package` as `Place` has them."""
 
     folder: Path
     gpu: str
     entries: tuple[Entry, ...]
-    shipped: bool
+    origin: Origin
+    package: str = ""
+
+    @property
+    def shipped(self) -> bool:
+        """It is the package's own."""
+        return self.origin == "shipped"
+
+    @property
+    def label(self) -> str:
+        """Where it is from, in a word or two."""
+        return {"named": str(self.folder), "installed": self.package}.get(self.origin, self.origin)
 
 
 def _admit_all(entry: Entry) -> bool:
     return True
+
+
+def _rank(entry: Entry, layer: int) -> tuple[bool, bool, int, bool]:
+    """Place of an entry of a layer among those that serve a caller: the least answers."""
+    # its cubin is for another sagegen: a bundle from before an upgrade must not hide what came with that
+    needs_build = entry.answer == "kernel" and entry.provenance.launch_abi != LAUNCH_ABI
+    return needs_build, not entry.measured, layer, entry.tier == "fine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +90,8 @@ class Registry:
     def find(
         self, problem: Problem, kv_len: int, min_cosine: float = 0.0, admits: Callable[[Entry], bool] = _admit_all
     ) -> tuple[Entry, Layer] | None:
-        """What answers `kv_len` keys: accurate enough before not, measured before predicted, by layer, coarse first."""
+        """What answers `kv_len` keys: accurate enough before not, of this launch ABI before others, measured before
+        predicted, by layer, coarse first."""
         return self._best(
             lambda entry: entry.problem == problem.name and entry.lengths.holds(kv_len) and admits(entry), min_cosine
         )
@@ -95,13 +118,13 @@ class Registry:
 
     def _best(self, fits: Callable[[Entry], bool], min_cosine: float) -> tuple[Entry, Layer] | None:
         found = [
-            (not entry.serves(min_cosine), not entry.measured, rank, entry.tier == "fine", entry, layer)
-            for rank, layer in enumerate(self.layers)
+            (entry, layer, (not entry.serves(min_cosine), *_rank(entry, place)))
+            for place, layer in enumerate(self.layers)
             for entry in layer.entries
             if fits(entry)
         ]
-        best = min(found, key=lambda row: row[:4], default=None)  # min keeps the first of equals
-        return None if best is None else best[4:]
+        best = min(found, key=lambda row: row[2], default=None)  # min keeps the first of equals
+        return None if best is None else best[:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +162,9 @@ def load_registry(gpu_name: str, env: Env | None = None) -> Registry:
 
 def load_layers(gpu_name: str, env: Env, on_error: Callable[[RegistryError], None]) -> Iterator[Layer]:
     """The layers of `gpu_name` that exist, the user's first; `on_error` gets the error of each malformed one."""
-    for folder, shipped in ((env.tuned_dir, False), (shipped_dir(), True)):
+    for place in find_places(env, shipped_dir(), on_error):
         try:
-            layer = _load_layer(folder, gpu_name, shipped)
+            layer = _load_layer(place, gpu_name)
         except RegistryError as error:
             on_error(error)
             continue
@@ -204,62 +227,16 @@ def read_cubin(found: Found) -> bytes | None:
     if data is not None and hashlib.sha256(data).hexdigest() != digest:
         raise RegistryError(
             f"{file}: the file is not the cubin whose digest its registry names",
-            f"reinstall sagegen or run: sagegen tune --gpu {found.gpu_name}",
+            f"{_replacement(found.layer)}, or run: sagegen tune --gpu {found.gpu_name}",
         )
     return data
 
 
-def save_entries(path: Path, gpu: str, entries: Iterable[Entry], cubins: Mapping[str, bytes]) -> Saved:
-    """Merge `entries` into the registry file at `path` and put their cubins beside it.
-
-    An entry replaces those of its problem in its bucket, but a predicted one never a measured one. Entries whose
-    buckets reach beyond it keep answering what is left of them.
-    The file is replaced in one step; cubins that nothing names any more go afterwards.
-
-    Args:
-        path: `.../<gpu>.yaml`; its folder is made. Cubins go to the folder of the same stem beside it.
-        gpu: name of the GPU that the entries are for.
-        cubins: by sha256; may lack those that lie in the kernel store.
-
-    Raises:
-        RegistryError: the existing file is malformed, the new one would be, or a cubin is not its digest's.
-    """
-    for digest, data in cubins.items():
-        if hashlib.sha256(data).hexdigest() != digest:
-            raise RegistryError(f"{path}: a cubin to be saved is not that of digest {digest}", "report this as a bug")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked_folder(path.parent):
-        present = read_entries(path, gpu)
-        kept, saved = merge_entries(present, entries)
-        text = dump_entries(gpu, kept)
-        parse_entries(text, str(path), gpu)
-        folder = path.with_suffix("")
-        wanted = {e.cubin_sha256 for e in kept if e.cubin_sha256}
-        for digest, data in cubins.items():
-            if digest in wanted:
-                folder.mkdir(exist_ok=True)
-                replace_file(folder / cubin_name(digest), pack_cubin(data))
-        replace_file(path, text.encode())
-        remove_strays(folder, wanted)
-    return saved
-
-
-def read_entries(path: Path, gpu: str) -> list[Entry]:
-    """The entries of one registry file; [] when there is none.
-
-    Raises:
-        RegistryError: it cannot be read, is malformed, or is another GPU's.
-    """
-    try:
-        text = path.read_text("utf-8")
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RegistryError(f"{path}: cannot be read: {error}", "check the file and its permissions") from error
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise RegistryError(f"{path}:{line}: cannot be read: {error}", start_afresh(str(path), gpu)) from error
-    return parse_entries(text, str(path), gpu)
+def _replacement(layer: Layer) -> str:
+    """How to get a layer's files anew."""
+    if layer.origin == "installed":
+        return f"reinstall {layer.package.partition(' ')[0]}"
+    return "get the bundle again" if layer.origin == "named" else "reinstall sagegen"
 
 
 def _search_order(gpu: Gpu | None, arch: str | None) -> list[str]:
@@ -276,19 +253,31 @@ def _load(gpu_name: str, env: Env, on_error: Callable[[RegistryError], None]) ->
     return Registry(gpu_name, tuple(load_layers(gpu_name, env, on_error)))
 
 
-def _load_layer(folder: Path, gpu_name: str, shipped: bool) -> Layer | None:
-    file = folder / f"{gpu_name}.yaml"
+def _load_layer(place: Place, gpu_name: str) -> Layer | None:
+    file = place.folder / f"{gpu_name}.yaml"
     if not file.is_file():
         return None
-    status = file.stat()
-    version = (status.st_mtime_ns, status.st_ino, status.st_size)
-    return Layer(folder, gpu_name, _read_entries(file, gpu_name, version), shipped)
+    if place.is_bundle:
+        manifest = place.folder / MANIFEST_FILE
+        entries = _read_bundled(file, gpu_name, file_version(file), file_version(manifest))
+    else:
+        entries = _read_entries(file, gpu_name, file_version(file))
+    return Layer(place.folder, gpu_name, entries, place.origin, place.package)
 
 
 @functools.lru_cache(maxsize=64)
 def _read_entries(file: Path, gpu_name: str, version: tuple[int, int, int]) -> tuple[Entry, ...]:
     """Cached by `version`, which replacing the file changes: a long-lived process sees what a tuner wrote."""
     return tuple(read_entries(file, gpu_name))
+
+
+@functools.lru_cache(maxsize=64)
+def _read_bundled(file: Path, gpu_name: str, *versions: tuple[int, int, int]) -> tuple[Entry, ...]:
+    """The same of a bundle, whose manifest must have the file's digest."""
+    manifest = file.with_name(MANIFEST_FILE)
+    data = read_file(file)
+    check_file(parse_manifest(read_file(manifest), str(manifest)), file.name, data, str(file))
+    return tuple(parse_bytes(data, str(file), gpu_name))
 
 
 def _raise(error: RegistryError) -> None:

@@ -127,7 +127,7 @@ def _parse_yaml(text: str, where: str, gpu: str) -> _Located:
         raise RegistryError(f"{where}:{end}: the file is cut short: its last line is not `...`", afresh)
     try:
         root = yaml.compose(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else end
         raise RegistryError(

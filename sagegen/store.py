@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +47,10 @@ class Files:
 
 CUBINS = Files(SOURCE_FILE, CUBIN_FILE, "cubin_sha256")
 
-_STAGING = ".staging"
-_LOCKS = ".locks"
+STAGING = ".staging"
+LOCKS = ".locks"
 #: Longer than any build: what is older was left by a process that was killed.
-_ABANDONED_S = 24 * 3600.0
+ABANDONED_S = 24 * 3600.0
 _REMEDY = "set SAGEGEN_CACHE_DIR to a writable folder"
 
 
@@ -162,7 +162,7 @@ class Store:
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A private folder on the store's file system, removed at the end."""
-        parent = self.root / _STAGING
+        parent = self.root / STAGING
         try:
             parent.mkdir(parents=True, exist_ok=True)
             folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
@@ -176,19 +176,29 @@ class Store:
 
     def lock(self, key: Key) -> FileLock:
         """The lock that whoever builds `key` holds, not yet acquired."""
+        return self.lock_named(key.folder)
+
+    def lock_named(self, name: str) -> FileLock:
+        """The same of the entry whose folder has that name."""
         from filelock import FileLock  # not at the top: readers take no lock
 
-        folder = self.root / _LOCKS
+        folder = self.root / LOCKS
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"kernel store {self.root} cannot be written: {error}", _REMEDY) from error
-        return FileLock(folder / f"{key.folder}.lock")
+        return FileLock(folder / f"{name}.lock")
 
 
 def open_store(env: Env) -> Store:
     """The store that the environment names."""
     return Store(env.cache_dir / "kernels")
+
+
+def mark_used(folder: Path) -> None:
+    """Note that an entry was loaded, so that `gc` keeps it; a store that cannot be written is left as it is."""
+    with suppress(OSError):
+        os.utime(folder / RECORD_FILE)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -229,7 +239,7 @@ def _read_binary(folder: Path, files: Files) -> bytes:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    limit = time.time() - _ABANDONED_S
+    limit = time.time() - ABANDONED_S
     for folder in parent.iterdir():
         try:
             is_old = folder.stat().st_mtime < limit

@@ -24,7 +24,7 @@ from sagegen.env import Env
 from sagegen.errors import BuildError, StoreError, ToolchainError
 from sagegen.interrupts import deferred_interrupts
 from sagegen.render import Source
-from sagegen.store import SOURCE_FILE, Files, Key, Store, make_key
+from sagegen.store import SOURCE_FILE, Files, Key, Store, make_key, mark_used
 
 # fmt: off
 #: Both: nothing of one library may be shared with another, which -fno-gnu-unique sees to.
@@ -127,6 +127,7 @@ def build_library(
     flags = (*compiler.machine_flags, *KERNEL_FLAGS, *RUNTIME_FLAGS, *LINK_FLAGS, _digest(runtime))
     key = make_key(source.name, source.text, "host", compiler.build, flags)
     if folder := store.find(key):
+        mark_used(folder)
         return HostLibrary(folder, 0.0)
     try:
         with store.lock(key):

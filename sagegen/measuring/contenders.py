@@ -16,8 +16,8 @@ from sagegen.measuring.subjects import Subject, build_pairs, valid_pairs
 from sagegen.measuring.worker import Worker
 from sagegen.problem import DTYPES, HEAD_DIMS, Problem
 from sagegen.registry import Found, Layer, load_registry
+from sagegen.registry_kernels import find_cubin
 from sagegen.rules import DEFAULT_TOOLKIT
-from sagegen.runtime.fetch import find_cubin
 from sagegen.space import Config, parse_config
 
 TIERS: tuple[Tier, ...] = get_args(Tier)

@@ -14,9 +14,9 @@ from sagegen.gpu import DetectedGpu, Gpu, detect_gpus
 from sagegen.measuring.jobs import Candidate
 from sagegen.problem import Problem
 from sagegen.registry import Found, load_registry, lookup
+from sagegen.registry_kernels import find_cubin
 from sagegen.render import render
 from sagegen.rules import DEFAULT_TOOLKIT, Target, Version, broken_rules, check_config, default_config
-from sagegen.runtime.fetch import find_cubin
 from sagegen.space import Config, parse_config
 from sagegen.store import open_store
 from sagegen.toolkit import find_toolkit

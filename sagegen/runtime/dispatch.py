@@ -13,12 +13,13 @@ from torch.autograd import forward_ad
 from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError, SagegenError, UnsupportedError
 from sagegen.plan import Loaded, Ragged, make_plan
+from sagegen.registry_kernels import find_cubin
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
 from sagegen.runtime.arguments import Checked, check_call, check_out, needs_grad, read_strides
 from sagegen.runtime.choose import DISABLED, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
 from sagegen.runtime.fallback import LOGGER, fall_back, warn_once
-from sagegen.runtime.fetch import describe_compiler, find_cubin
+from sagegen.runtime.fetch import describe_compiler
 from sagegen.runtime.key_mask import KeyMaskAnswer, prepare_key_mask
 from sagegen.runtime.machine import CudaRuntime, NoStreams
 from sagegen.runtime.memo import Memo

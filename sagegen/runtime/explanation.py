@@ -74,6 +74,7 @@ class Explanation:
             entry = self.found.entry
             facts += [
                 ("entry", f"{self.found.gpu_name} {entry.problem} {entry.lengths.name}"),
+                ("registry", self.found.layer.label),
                 ("min_cosine", entry.min_cosine),
                 ("speed vs SDPA", entry.figures.speed_vs_sdpa),
             ]

@@ -1,47 +1,24 @@
-"""Where a kernel comes from: its cubin from beside its registry, else the store, else nvcc; the emulator's from g++."""
+"""Kernels that no registry's cubin serves: from the store, else compiled by nvcc; the emulator's by g++."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sagegen.abi import LAUNCH_ABI
 from sagegen.env import Env
-from sagegen.errors import BuildError, RegistryError
+from sagegen.errors import BuildError
 from sagegen.gpu import Gpu
 from sagegen.plan import Loaded
 from sagegen.problem import Problem
-from sagegen.registry import Found, read_cubin
 from sagegen.runtime.device import Device
 from sagegen.runtime.fallback import LOGGER
 from sagegen.space import Config
-from sagegen.store import open_store
-from sagegen.store import read_cubin as read_stored_cubin
+from sagegen.store import mark_used, open_store, read_cubin
 
 #: How long a caller waits before being told for what.
 _PATIENCE_S = 0.5
-
-
-def find_cubin(found: Found | None, env: Env, on_registry_error: Callable[[RegistryError], None]) -> bytes | None:
-    """The cubin that a registry entry names, from beside its registry or from the store; None when it is in neither.
-
-    Args:
-        found: the entry; None has no cubin, nor has an entry of another launch ABI.
-        on_registry_error: gets the error when the cubin beside the registry is not the one that it names.
-    """
-    if found is None or found.entry.provenance.launch_abi != LAUNCH_ABI:
-        return None
-    try:
-        cubin = read_cubin(found)
-    except RegistryError as error:
-        on_registry_error(error)
-        cubin = None
-    if cubin is not None:
-        return cubin
-    folder = open_store(env).find_cubin(str(found.entry.kernel), str(found.entry.cubin_sha256))
-    return None if folder is None else read_stored_cubin(folder)
 
 
 def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> bytes:
@@ -60,7 +37,8 @@ def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> b
     source = render(problem, config)
     kept = open_store(env).find_text(source.name, source.sha256, source.target(device.arch))
     if kept is not None:  # built earlier: serves on when nvcc is gone
-        return read_stored_cubin(kept)
+        mark_used(kept)
+        return read_cubin(kept)
     toolkit = find_toolkit(env)
     if device.gpu is not None:
         check_config(config, Target(device.gpu, problem, toolkit.version))
@@ -71,7 +49,7 @@ def build_cubin(problem: Problem, config: Config, device: Device, env: Env) -> b
         raise BuildError(f"{source.name} did not compile: {built.reason}", device.tune_command(problem))
     if not built.cached:
         LOGGER.warning("compiled %s in %.1f s with nvcc %s", source.name, time.monotonic() - start, toolkit.build)
-    return read_stored_cubin(built.cubin.parent)
+    return read_cubin(built.cubin.parent)
 
 
 def describe_compiler(answer: str, env: Env) -> str:

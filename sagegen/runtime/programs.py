@@ -8,11 +8,12 @@ from collections.abc import Callable
 from sagegen.env import Env
 from sagegen.errors import DriverError, RegistryError, SagegenError
 from sagegen.plan import Loaded
+from sagegen.registry_kernels import find_cubin
 from sagegen.runtime.answers import Runtime
 from sagegen.runtime.choose import EMULATED_GPU
 from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import Explanation
-from sagegen.runtime.fetch import build_cubin, find_cubin, load_emulated
+from sagegen.runtime.fetch import build_cubin, load_emulated
 
 
 class Programs:

@@ -12,7 +12,7 @@ import numpy as np
 from sagegen.abi import LAUNCH_ABI
 from sagegen.build import Built
 from sagegen.entry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
-from sagegen.gpu import Gpu
+from sagegen.gpu import Gpu, Rates
 from sagegen.layout import make_layout
 from sagegen.measuring.telemetry import GpuState
 from sagegen.measuring.verdict import PROTOCOL
@@ -20,7 +20,7 @@ from sagegen.problem import Shape, TunedLength
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.finals import Decision
 from sagegen.tuning.journal import Record
-from sagegen.tuning.model import Prediction
+from sagegen.tuning.model import MODEL, Prediction
 from sagegen.tuning.variants import Variant
 
 _RESAMPLES = 4000
@@ -152,5 +152,11 @@ def _entry(
             clock_mhz=place.state.clock_mhz,
             power_limit_w=place.state.power_limit_w,
             accuracy_from="emulator" if accuracy and kind == "predicted" else None,
+            model=_name_model(place.gpu) if kind == "predicted" else None,
         ),
     )
+
+
+def _name_model(gpu: Gpu) -> str:
+    """The model that predicted; with a probe's rates it is another one than with those of the table of GPUs."""
+    return MODEL if gpu.measured == Rates() else f"{MODEL}, probed"

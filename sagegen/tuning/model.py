@@ -21,6 +21,10 @@ from sagegen.tuning.mma_cost import mma_registers, mma_tile_cost
 from sagegen.tuning.tile_cost import Tile, TileCost
 from sagegen.tuning.wgmma_cost import wgmma_registers, wgmma_tile_cost
 
+#: Recorded with every prediction; another one, so that figures of different models are not compared, with every change
+#: of what they say.
+MODEL = "1"
+
 _L2_BYTES = 18  # per clock and SM; a prototype drew this much (4.7 TB/s on an H200) without a sign of a limit
 _QUANTIZED_BYTES = {"q": 3, "k": 5, "v": 5}  # moved per element by the statistics and quantizing kernels
 _QUERY_INSTRUCTIONS = 8  # per value of Q that the attention kernel quantizes: 125 for a thread's 16 (SASS)

@@ -117,6 +117,7 @@ def test_a_cubin_that_lacks_a_kernel_is_a_failure(store: Store, nvcc: Any) -> No
 
 
 def test_one_byte_of_the_text_is_another_kernel_whatever_the_time_stamps(store: Store, nvcc: Any) -> None:
+    """E4, from the text on; test_render.py has the templates."""
     first = build_batch([make_source("a", "x")], "sm_89", store, nvcc.toolkit)["a"]
     assert isinstance(first, Built)
     for file in (*first.cubin.parent.iterdir(), first.cubin.parent):
@@ -128,7 +129,8 @@ def test_one_byte_of_the_text_is_another_kernel_whatever_the_time_stamps(store: 
 
 
 def test_the_same_toolkit_elsewhere_hits(store: Store, make_nvcc: Callable[..., Any], tmp_path: Path) -> None:
-    build_batch([make_source("a")], "sm_89", store, make_nvcc("one").toolkit)
+    """E5: through a link, in another folder, the store moved, with another number of compilers."""
+    build_batch([make_source("a")], "sm_89", store, make_nvcc("one").toolkit, jobs=2)
     (tmp_path / "link").symlink_to(tmp_path / "one")
     linked = replace(make_nvcc("two").toolkit, nvcc=tmp_path / "link" / "bin" / "nvcc")
     store.root.rename(tmp_path / "moved")
@@ -143,6 +145,7 @@ def test_the_same_toolkit_elsewhere_hits(store: Store, make_nvcc: Callable[..., 
 def test_another_toolkit_misses_and_leaves_the_old_entry(
     store: Store, make_nvcc: Callable[..., Any], other: dict[str, str]
 ) -> None:
+    """E6."""
     build_batch([make_source("a")], "sm_89", store, make_nvcc("one").toolkit)
     result = build_batch([make_source("a")], "sm_89", store, make_nvcc("two", **other).toolkit)["a"]
     assert isinstance(result, Built)
@@ -219,12 +222,23 @@ def start_child(source: Source, store: Store, nvcc: Any) -> subprocess.Popen[str
     )  # fmt: skip
 
 
-def test_eight_processes_compile_once_and_all_get_the_kernel(store: Store, make_nvcc: Callable[..., Any]) -> None:
+def test_eight_processes_compile_once_and_all_get_the_kernel(
+    store: Store, make_nvcc: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E2. Their cubin is the one that a process by itself builds."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     nvcc = make_nvcc(seconds=1)
     children = [start_child(make_source("a"), store, nvcc) for _ in range(8)]
-    answers = {child.communicate(timeout=60)[0] for child in children}
+    answers = {child.communicate(timeout=60)[0].strip() for child in children}
     assert [child.returncode for child in children] == [0] * 8
-    assert len(answers) == 1
+    assert list(temporary.iterdir()) == []
+    alone = make_nvcc("alone").toolkit
+    built = build_batch([make_source("a")], "sm_89", Store(tmp_path / "other"), alone)["a"]
+    assert isinstance(built, Built)
+    assert answers == {built.cubin_sha256}
+    nvcc.calls_file.write_text("\n".join(nvcc.calls[:-1]))  # less that of the one by itself
     assert len(nvcc.calls) == 1
     assert len(entries(store)) == 1
     assert list((store.root / ".staging").iterdir()) == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +80,33 @@ def test_without_nvcc_the_error_says_how_to_get_one(
     assert result.exit_code == 2
     assert "nvcc was not found in" in result.stderr
     assert "Remedy: pip install 'sagegen[nvcc]'" in result.stderr
+
+
+_WITHOUT_NVCC = """
+import sys, torch
+from click.testing import CliRunner
+from sagegen import toolkit
+toolkit.importlib.util.find_spec = lambda name: None  # nvcc's wheel
+import sagegen
+from sagegen.cli.main import main
+q = torch.ones(1, 1, 4, 64)
+assert sagegen.attention(q, q, q).shape == q.shape
+assert "reference" in str(sagegen.explain(q, q, q))
+for command, code in (("show --gpu l20", 0), ("gpus", 0), ("build --gpu l20 --config default", 2)):
+    result = CliRunner().invoke(main, command.split())
+    assert result.exit_code == code, result.output
+print(result.stderr)
+"""
+
+
+def test_without_nvcc_all_but_building_works(tmp_path: Path) -> None:
+    """E1; that a cached binary serves there, test_dispatch.py and test_shipping.py say."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SAGEGEN_NVCC", "CUDA_PATH"))}
+    variables = {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path), "SAGEGEN_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_NVCC], env={**kept, **variables}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for place in ("SAGEGEN_NVCC (not set)", f"CUDA_HOME ({tmp_path}/bin/nvcc)", "PATH (not set)"):
+        assert place in done.stdout
+    assert "pip install 'sagegen[nvcc]'" in done.stdout

@@ -85,6 +85,20 @@ def test_an_unwritable_registry_folder_is_reported(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("healthy")
+def test_bundles_are_listed_and_a_path_that_is_none_is_found_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAGEGEN_REGISTRY", str(tmp_path))
+    code, checks = run()
+    assert (code, str(checks["bundles"]["found"]).split("; ")[0]) == (0, str(tmp_path))
+    monkeypatch.setenv("SAGEGEN_REGISTRY", str(tmp_path / "h200.tar.zst"))
+    (tmp_path / "h200.tar.zst").write_text("")
+    code, checks = run()
+    assert code == 1
+    assert "sagegen unpack" in str(checks["bundles"]["remedy"])
+
+
+@pytest.mark.usefixtures("healthy")
 def test_no_visible_gpu_is_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sagegen.gpu.detect_gpus", list)
     code, checks = run()

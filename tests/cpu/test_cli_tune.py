@@ -142,6 +142,21 @@ def test_with_no_gpu_at_all_it_announces_offline_first(stage: Stage) -> None:
     assert "~812" in result.stdout
 
 
+def test_an_offline_run_that_is_interrupted_undoes_nothing(stage: Stage) -> None:
+    """A second run, ended before its gate: what it has is the default's, slower or not, and of unknown accuracy."""
+    judged = make_entry("predicted", min_cosine=0.9994, accuracy={"normal": ACCURACY})
+    stage.find = lambda request: Found((judged,), stage.cubins, ())
+    stage.invoke("--offline")
+    before = stage.registry.read_bytes()
+    assert b"min_cosine: 0.9994" in before
+    stage.find = lambda request: Found((make_entry("predicted"),), stage.cubins, (), KeyboardInterrupt())
+    result = stage.invoke("--offline")
+    assert result.exit_code == 130
+    assert "1 predicted entries were not written: better predictions are there already" in result.stdout
+    assert "0 entries written" in result.stdout
+    assert stage.registry.read_bytes() == before
+
+
 def test_offline_is_taken_at_its_word_with_any_gpu_present(stage: Stage) -> None:
     stage.present = [PRESENT["h200"]]
     result = stage.invoke("--offline")

@@ -126,6 +126,7 @@ def test_reading_makes_no_folder(home: Path) -> None:
 def test_an_unwritable_home_is_overridden_by_the_variable(
     home: Path, blocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """E7, first part."""
     monkeypatch.setenv("HOME", str(blocked))
     assert read_env({"SAGEGEN_CACHE_DIR": str(tmp_path / "mine")}).cache_dir == tmp_path / "mine"
     assert not caplog.records
@@ -134,6 +135,7 @@ def test_an_unwritable_home_is_overridden_by_the_variable(
 def test_both_unwritable_give_a_private_temporary_folder_and_one_warning(
     home: Path, blocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """E7, second part."""
     monkeypatch.setenv("HOME", str(blocked))
     first = read_env({"SAGEGEN_CACHE_DIR": str(blocked)}).cache_dir
     second = read_env({"SAGEGEN_CACHE_DIR": str(blocked)}).cache_dir
@@ -151,6 +153,23 @@ def test_an_unwritable_variable_falls_back_to_the_home_with_a_warning(
 ) -> None:
     assert read_env({"SAGEGEN_CACHE_DIR": str(blocked)}).cache_dir == home / ".cache" / "sagegen"
     assert str(blocked) in caplog.text
+
+
+def test_a_temporary_folder_of_another_user_is_not_used(
+    home: Path, blocked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Private by its mode, but its owner could put cubins into it."""
+    monkeypatch.setenv("HOME", str(blocked))
+    monkeypatch.setattr(env_module.os, "getuid", lambda: 4711)
+    (tmp_path / "sagegen-4711").mkdir(mode=0o700)
+    chosen = read_env({}).cache_dir
+    assert chosen != tmp_path / "sagegen-4711"
+    assert stat.S_IMODE(chosen.stat().st_mode) == 0o700
+
+
+def test_named_registries_are_paths_in_order(home: Path) -> None:
+    assert read_env({}).registries == ()
+    assert read_env({"SAGEGEN_REGISTRY": "~/a::/b:rel:/b"}).registries == (home / "a", Path("/b"), Path("rel"))
 
 
 @pytest.mark.parametrize("kind", ["open to all", "a link"])

@@ -60,7 +60,20 @@ ORDER = (
     "registry_merge",
     "registry_cubins",
     "registry_disk",
+    "registry_save",
+    "registry_manifest",
+    "registry_places",
     "registry",
+    "registry_kernels",
+    "registry_stale",
+    # shipping it
+    "shipping.bundle",
+    "shipping.archive",
+    "shipping.wheel",
+    "shipping.sources",
+    "shipping.merging",
+    "shipping.difference",
+    "shipping.sweep",
     # answering a call
     "runtime.device",
     "runtime.options",
@@ -169,6 +182,25 @@ ORDER = (
     "tuning.judge",
     "tuning.offline",
     "tuning.tune",
+    # telling of it
+    "report.figure",
+    "report.text",
+    "report.failures",
+    "report.scale",
+    "report.drawing",
+    "report.races",
+    "report.sources",
+    "report.cases",
+    "report.collection",
+    "report.standings",
+    "report.importance",
+    "report.limits",
+    "report.search_charts",
+    "report.result_charts",
+    "report.tables",
+    "report.accuracy_charts",
+    "report.contents",
+    "report.page",
 )
 #: The two paths that a reader follows, without jumping back.
 TUNE_PATH = (
@@ -188,13 +220,26 @@ TUNE_PATH = (
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
 SHARED_COMMAND_MODULES = {
-    f"sagegen.cli.{name}" for name in ("around", "options", "race", "replay", "tuning_options", "values", "watch")
+    f"sagegen.cli.{name}"
+    for name in ("around", "difference", "options", "race", "replay", "tuning_options", "values", "watch")
 }
 #: What a caller of `sagegen.attention` must not pay for.
-HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
+HEAVY = (
+    "optuna",
+    "jinja2",
+    "click",
+    "rich",
+    "matplotlib",
+    "sqlalchemy",
+    "cuda",
+    "pynvml",
+    "ninja",
+    "filelock",
+    "zstandard",
+)
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "tuning")
+PACKAGES = ("ablation", "emulator", "measuring", "probing", "report", "runtime", "shipping", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,9 @@ from sagegen.measuring.inputs import EMULATED_KINDS, INPUT_KINDS
 from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem, parse_problem
 from sagegen.registry import Accuracy, Entry, KernelResources, Provenance, Range, Timing
 from sagegen.registry_file import dump_entries, parse_entries
-from sagegen.space import MMA_PARAMS, MmaConfig, make_config
+from sagegen.render import render
+from sagegen.space import MMA_PARAMS, MmaConfig, make_config, parse_config
+from sagegen.store import make_key
 
 CAUSAL = Problem(128, "bf16", True)
 FULL = Problem(128, "bf16", False)
@@ -161,6 +164,9 @@ def line_of(text: str, part: str) -> int:
         (("gpu: h200\n", ""), "schema: 1", ["key `gpu` is missing", "add it"]),
         (("entries:", "others:"), "others:", ["key `others` is not known"]),
         (("sms: 132", "sms: \0\0"), "sms: ", ["'\\x00' is no text"]),
+        (("shape: b1 h32/32", r'shape: "\e]0;mine\a' + '"  # '), "shape", ["provenance.shape"]),
+        (("gpu: h200\n    sms", 'gpu: "h\\n200"\n    sms'), 'gpu: "h', ["provenance.gpu"]),
+        (("shape: b1", f"shape: {'b' * 300}"), "bbb", ["provenance.shape"]),
     ],
 )  # fmt: skip
 def test_a_malformed_file_is_named_with_line_and_key(edit, at, says):
@@ -222,6 +228,33 @@ def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path):
     path.write_bytes(b"schema: 1\ngpu: \xff\n...\n")
     with pytest.raises(RegistryError, match=r"h200\.yaml:2: .*mv .*\.bad"):
         registry.read_entries(path, "h200")
+
+
+@pytest.mark.parametrize("nested", ["- " * 10**5 + "x", "[" * 10**5, "{a: " * 10**5, "? " * 10**5])
+def test_deep_nesting_ends_in_an_error_not_in_the_process(nested):
+    with pytest.raises(RegistryError, match=r"h200\.yaml:\d+: not YAML"):
+        parse_entries(f"{nested}\n...\n", "h200.yaml", "h200")
+
+
+@pytest.mark.parametrize("digest", ["0" * 64 + "\n", "../" * 21 + "x", "0" * 63, "A" * 64])
+def test_a_digest_that_is_none_never_names_a_file(digest):
+    text = dump_entries("h200", [structs.replace(make_entry(), cubin_sha256=digest)])
+    with pytest.raises(RegistryError, match="cubin_sha256"):
+        parse_entries(text, "h200.yaml", "h200")
+
+
+def test_what_is_no_plain_file_is_not_waited_for(env):
+    """A named pipe, which nobody writes to, in the place of a registry and of a cubin."""
+    save(env.tuned_dir, "h200", make_entry())
+    found = registry.lookup(GPUS["h200"], CAUSAL, 1, env)
+    (env.tuned_dir / "h200").mkdir()
+    pipe = env.tuned_dir / "h200" / f"{found.entry.cubin_sha256[:16]}.cubin.gz"
+    os.mkfifo(pipe)
+    with pytest.raises(RegistryError, match=pipe.name):
+        registry.read_cubin(found)
+    (env.tuned_dir / "l20.yaml").symlink_to("/dev/zero")
+    with pytest.raises(RegistryError, match=r"l20\.yaml: is no plain file"):
+        registry.read_entries(env.tuned_dir / "l20.yaml", "l20")
 
 
 def test_a_python_tag_is_not_executed(tmp_path):
@@ -389,6 +422,7 @@ def test_the_bucket_that_holds_the_length_answers(env, kv_len, bucket):
 
 
 def test_entries_that_differ_in_mask_only_do_not_collide(env):
+    """E10."""
     save(env.tuned_dir, "h200", make_entry(CAUSAL), make_entry(FULL, config=PER_WARP))
     assert registry.lookup(GPUS["h200"], CAUSAL, 64, env).entry.config == CONFIG
     assert registry.lookup(GPUS["h200"], FULL, 64, env).entry.config == PER_WARP
@@ -463,7 +497,7 @@ def test_shipped_registries_are_valid_and_their_cubins_match(gpu):
     if not file.exists():
         return
     for entry in parse_entries(file.read_text(), str(file), gpu):
-        layer = registry.Layer(file.parent, gpu, (entry,), True)
+        layer = registry.Layer(file.parent, gpu, (entry,), "shipped")
         if entry.answer == "kernel":
             assert registry.read_cubin(registry.Found(entry, gpu, False, False, layer)) is not None
 
@@ -570,6 +604,21 @@ COARSE = make_entry(tier="coarse", min_cosine=0.99917)
 def test_the_fast_entry_answers_whom_it_is_accurate_enough_for(env, asked, tier, order):
     save(env.tuned_dir, "h200", *order)
     assert registry.lookup(GPUS["h200"], CAUSAL, 100, env, min_cosine=asked).entry.tier == tier
+
+
+def test_entries_that_differ_in_granularity_only_do_not_collide(env):
+    """E10. Of one problem and bucket: each has its own cubin and its own place in the kernel store."""
+    per_thread, per_block = CONFIG, CONFIG.replace("grthread", "grblock")
+    fine = make_entry(config=per_thread, cubin=b"fine", tier="fine", min_cosine=0.9995)
+    coarse = make_entry(config=per_block, cubin=b"coarse", tier="coarse", min_cosine=0.9991)
+    cubins = {hashlib.sha256(data).hexdigest(): data for data in (b"fine", b"coarse")}
+    registry.save_entries(env.tuned_dir / "h200.yaml", "h200", [fine, coarse], cubins)
+    for asked, config, cubin in ((0.9993, per_thread, b"fine"), (0.999, per_block, b"coarse")):
+        found = registry.lookup(GPUS["h200"], CAUSAL, 100, env, min_cosine=asked)
+        assert (found.entry.config, registry.read_cubin(found)) == (config, cubin)
+    sources = [render(CAUSAL, parse_config(name)) for name in (per_thread, per_block)]
+    keys = {make_key(source.name, source.text, "sm_90", "V13", ()).folder for source in sources}
+    assert len(keys) == 2
 
 
 def test_a_bucket_whose_entries_are_all_too_coarse_still_says_which_it_has(env):

@@ -1,7 +1,12 @@
 """The rendered text: deterministic, complete, and free of what a config does not use."""
 
+import importlib.resources
 import re
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +15,7 @@ from hypothesis import strategies as st
 from sagegen.problem import PRECISIONS, Precision, Problem
 from sagegen.render import render
 from sagegen.space import MMA_PARAMS, MmaConfig, parse_config
+from sagegen.store import make_key
 
 FP8 = parse_config("mma_bq128_bk64_w8_st2_pve4m3f32_ad64_cvi2f_grthread_qs32_ks64_rsalways_qoreg_mb1")
 BF16 = replace(FP8, pv="bf16f32", accum_depth=0)
@@ -23,6 +29,39 @@ def device_layer(text: str) -> str:
 
 def test_the_same_inputs_give_the_same_bytes() -> None:
     assert render(PROBLEM, FP8).text == render(PROBLEM, FP8).text
+
+
+_CHANGE = """
+import importlib.resources, os, pathlib, shutil, sys
+from sagegen import render
+from sagegen.problem import Problem
+from sagegen.space import parse_config
+from sagegen.store import make_key
+
+copy, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+if name:
+    head, _, tail = (copy / name).read_bytes().rpartition(b";")
+    (copy / name).write_bytes(head + b" ;" + tail)
+    for file in copy.rglob("*"):
+        os.utime(file, (1, 1))  # older than anything
+real = importlib.resources.files
+importlib.resources.files = lambda package: copy if package == "sagegen.templates" else real(package)
+text = render.render(Problem(128, "bf16", True), parse_config(sys.argv[3])).text
+print(make_key("kernel", text, "sm_89", "V13", ()).digest)
+"""
+
+
+def test_one_byte_of_a_template_or_header_is_another_kernel_whatever_the_time_stamps(tmp_path: Path) -> None:
+    """E4: the store's key, each time in a fresh process."""
+    templates = Path(str(importlib.resources.files("sagegen.templates")))
+    keys = []
+    for name in ("", "attention_mma.cu.j2", "include/cuda/thread.cuh"):
+        copy = tmp_path / (name.replace("/", "_") or "same")
+        shutil.copytree(templates, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        command = [sys.executable, "-c", _CHANGE, str(copy), name, FP8.name]
+        keys.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    assert keys[0] == make_key("kernel", render(PROBLEM, FP8).text, "sm_89", "V13", ()).digest
+    assert len(set(keys)) == 3
 
 
 @given(configs, st.sampled_from(PRECISIONS))

@@ -113,6 +113,7 @@ def test_rotation_brings_smoothing_of_q_and_goes_with_it() -> None:
         ("toolkit", BASE, replace(L20_BF16, toolkit=(12, 3))),
         ("toolkit", replace(BASE, pv="bf16f32", accum_depth=0, qk="e4m3"), replace(L20_BF16, toolkit=(12, 3))),
         ("toolkit", BASE, Target(find_gpu("rtx5090"), L20_BF16.problem, (12, 6))),
+        ("toolkit", FP16_SUM, replace(L20_BF16, toolkit=(12, 6))),
         ("rows_low", replace(BASE, block_q=64), L20_BF16),
         ("rows_high", replace(BASE, warps=2), L20_BF16),
         ("accum_depth", replace(BASE, accum_depth=0), L20_BF16),
@@ -290,6 +291,15 @@ def test_a_smaller_gpu_never_accepts_more(config: MmaConfig, target: Target) -> 
 @given(configs, targets)
 def test_an_older_toolkit_never_accepts_more(config: MmaConfig, target: Target) -> None:
     assert broken(config, target) <= broken(config, replace(target, toolkit=(12, 2)))
+
+
+def test_nvcc_12_4_offers_all_but_fp16_sums_on_ada() -> None:
+    """E8. What is searched there is what is searched with a new nvcc, less the kernels that only that can build."""
+    space = [BASE, FP16_SUM, replace(BASE, pv="bf16f32", accum_depth=0)]
+    old, new = (replace(L20_BF16, toolkit=version) for version in ((12, 4), (13, 0)))
+    assert [bool(broken(config, old)) for config in space] == [False, True, False]
+    assert not any(broken(config, new) for config in space)
+    assert not broken(default_config(old), old)
 
 
 @given(configs, targets)

@@ -9,7 +9,7 @@ import torch
 
 import sagegen
 from drawn_calls import DrawnCall, Tensors, make_tensors
-from exact_attention import attend, seen_keys
+from exact_attention import attend, seen_keys, usual_norm
 from sagegen.runtime.explanation import KERNEL_ANSWERS
 
 #: Largest error of an output, by the largest value: two roundings, of weights and of the output, and some.
@@ -19,11 +19,12 @@ EXACT_LSE = 1e-4
 KERNEL_L2, KERNEL_LSE = 0.075, 0.08
 
 
-def exact(call: DrawnCall, x: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output, HND, and lse in FP64. A row that sees no key is 0 and -inf."""
+def exact(call: DrawnCall, x: Tensors) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Output, HND, lse and `usual_norm` in FP64. A row that sees no key is 0 and -inf."""
     q, k, v = (y if call.layout == "HND" else y.transpose(1, 2) for y in (x.q, x.k, x.v))
     bias = None if x.mask is None or x.mask.dtype == torch.bool else x.mask
-    return attend(q, k, v, visible(call, x), call.head_dim**-0.5 if call.scale is None else call.scale, bias)
+    inputs = (q, k, v, visible(call, x), call.head_dim**-0.5 if call.scale is None else call.scale, bias)
+    return (*attend(*inputs), usual_norm(*inputs))
 
 
 def visible(call: DrawnCall, x: Tensors) -> torch.Tensor:
@@ -47,7 +48,7 @@ def options_of(call: DrawnCall, x: Tensors) -> dict[str, Any]:
 def check_call(call: DrawnCall, device: str, backend: str | None = None) -> str:
     """Make a call and compare everything that comes back; what answered is returned."""
     x = make_tensors(call, device)
-    expected, expected_lse = exact(call, x)
+    expected, expected_lse, usual = exact(call, x)
     before = [y.clone() for y in (x.q, x.k, x.v)]
     result = sagegen.attention(x.q, x.k, x.v, **options_of(call, x), out=x.out, backend=backend)
     out, lse = result if call.return_lse else (result, None)
@@ -56,7 +57,7 @@ def check_call(call: DrawnCall, device: str, backend: str | None = None) -> str:
     assert (out.shape, out.dtype, out.device) == (x.q.shape, x.q.dtype, x.q.device)
     out = out if call.layout == "HND" else out.transpose(1, 2)
     v = x.v if call.layout == "HND" else x.v.transpose(1, 2)
-    check_output(answer, out.double(), expected, expected_lse == -math.inf, v)
+    check_output(answer, out.double(), expected, expected_lse == -math.inf, v, usual)
     if lse is not None:
         assert (lse.shape, lse.dtype) == (expected_lse.shape, torch.float32)
         check_lse(answer, lse.double(), expected_lse)
@@ -65,26 +66,26 @@ def check_call(call: DrawnCall, device: str, backend: str | None = None) -> str:
     return answer
 
 
-def check_output(answer: str, out: torch.Tensor, expected: torch.Tensor, blind: torch.Tensor, v: torch.Tensor) -> None:
+def check_output(
+    answer: str, out: torch.Tensor, expected: torch.Tensor, blind: torch.Tensor, v: torch.Tensor, usual: float
+) -> None:
     """Compare an output, HND, with the exact one.
 
     Args:
         blind: which rows see no key.
         v: HND; NaN in what nobody sees.
+        usual: of `usual_norm`.
     """
     assert not out[blind].any(), "a row that sees no key is not 0"
     if not out.numel() or not v.numel():
         return
-    values = v.double().nan_to_num(0)
-    largest = values.abs().max().item()
+    largest = v.double().nan_to_num(0).abs().max().item()
     error = (out - expected).abs().max().item()
     if answer not in KERNEL_ANSWERS:
         assert error <= EXACT_ERRORS[str(v.dtype).removeprefix("torch.")] * largest, (answer, error)
         return
-    # of few channels an output may be next to 0, where a mean of normal values seldom is
-    usual = (~blind).sum().item() * v.shape[-1] * values.square().mean().item() / v.shape[-2]
-    size = max(expected.norm().item(), math.sqrt(usual))
-    assert (out - expected).norm().item() <= KERNEL_L2 * size, answer
+    found, limit = (out - expected).norm().item(), KERNEL_L2 * max(expected.norm().item(), usual)
+    assert found <= limit, (answer, found, limit)
     assert error <= 0.25 * largest, (answer, error)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sagegen
 from drawn_calls import MEMORIES, SCALES, SEEDS, SIDES
 from drawn_checks import check_lse, check_output
-from exact_attention import attend, seen_keys
+from exact_attention import attend, seen_keys, usual_norm
 
 #: Where tensors may lie: the row of all tokens is a batch of one here.
 _MEMORIES = tuple(name for name in MEMORIES if not name.startswith(("one_", "fused", "batches")))
@@ -126,9 +126,10 @@ def check_sequences(call: DrawnSequences, device: str, backend: str | None = Non
     for i, part in enumerate(parts):
         own_q, own_k, own_v = (x.transpose(0, 1) for x in part)
         seen = seen_keys(*call.lengths[i], call.is_causal, call.window, device)
-        expected, expected_lse = attend(own_q, own_k, own_v, seen, scale)
+        inputs = (own_q, own_k, own_v, seen, scale)
+        expected, expected_lse = attend(*inputs)
         rows = found.split(q_lengths)[i].transpose(0, 1).double()
-        check_output(answer, rows, expected, expected_lse == -math.inf, own_v)
+        check_output(answer, rows, expected, expected_lse == -math.inf, own_v, usual_norm(*inputs))
         if lse is not None and call.lengths[i][0]:
             check_lse(answer, lse.split(q_lengths, 1)[i].double(), expected_lse)
     assert all(torch.equal(x, was) for x, was in zip((q, k, v, *starts), before, strict=True)), "an input was written"

@@ -28,7 +28,7 @@ from sagegen.measuring.inputs import INPUT_KINDS, InputKind, Inputs, load_captur
 from sagegen.measuring.subjects import build_pairs
 from sagegen.problem import Problem, parse_problem
 from sagegen.registry import Found, load_registry
-from sagegen.runtime.fetch import find_cubin
+from sagegen.registry_kernels import find_cubin
 from sagegen.space import Config, parse_config
 
 pytestmark = pytest.mark.gpu
