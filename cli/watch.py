@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from sagegen.tuning.events import Attempted, Decided, Event, FinalsStarted, GateStarted, Started, Warned
+from sagegen.tuning.events import Attempted, Decided, Event, FinalsStarted, GateStarted, Preparing, Started, Warned
 
 _STATUS_EVERY_S = 15.0
 
@@ -47,7 +47,9 @@ class Watcher:
             self._progress.stop()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Preparing):
+            self._say(f"{event.gpu}: listing configs, starting workers, compiling the default configs")
+        elif isinstance(event, Started):
             self._say(_describe_start(event))
         elif isinstance(event, Warned):
             self._say(f"Warning: {event.message}")

@@ -9,6 +9,13 @@ from sagegen.tuning.journal import Outcome, Record
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """The configs are being listed and the workers started, which takes seconds, on a loaded machine many."""
+
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The search begins.
 
@@ -86,7 +93,7 @@ class Decided:
     speed_vs_sdpa: float | None
 
 
-Event = Started | Warned | Attempted | FinalsStarted | GateStarted | Decided
+Event = Preparing | Started | Warned | Attempted | FinalsStarted | GateStarted | Decided
 Listener = Callable[[Event], None]
 
 

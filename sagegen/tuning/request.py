@@ -32,7 +32,8 @@ class Request:
         fine_incumbents: likewise, for the fine tier where that is another.
         plants: faults to plant, see `plant`.
         lengths: measured at each; a bucket of the registry goes with each.
-        build_timeout_s: for each compiler.
+        build_timeout_s: for each compiler, less where the budget is short.
+        force: measure although others use the GPU.
     """
 
     gpu: Gpu
@@ -46,6 +47,7 @@ class Request:
     plants: tuple[Plant, ...] = ()
     lengths: tuple[TunedLength, ...] = TUNED_LENGTHS
     build_timeout_s: float = 60.0
+    force: bool = False
 
     def incumbents_of(self, problem: Problem) -> list[Config]:
         """All configs that are to beat at the run's lengths, of both tiers."""

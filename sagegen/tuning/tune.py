@@ -8,31 +8,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from dataclasses import replace
 
 from sagegen.build import BuildFailure, Built
-from sagegen.errors import BuildError, GpuMismatchError, SagegenError, WorkerError
+from sagegen.errors import BuildError, GpuBusyError, GpuMismatchError, SagegenError, WorkerError
 from sagegen.gpu import Gpu
+from sagegen.interrupts import deferred_interrupts
 from sagegen.measuring.jobs import Ping, Reply
-from sagegen.measuring.telemetry import describe_others, read_state
+from sagegen.measuring.telemetry import find_others
 from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
 from sagegen.rules import default_config
 from sagegen.tuning.entries import Place
-from sagegen.tuning.events import Attempted, Listener, Started, Warned, ignore
+from sagegen.tuning.events import Attempted, Listener, Preparing, Started, Warned, ignore
 from sagegen.tuning.examine import Attempt, Examiner, Lanes, screen_launches
 from sagegen.tuning.journal import Phase
 from sagegen.tuning.judge import Judge
 from sagegen.tuning.ledger import Facts, Ledger
+from sagegen.tuning.pipeline import Pipeline
 from sagegen.tuning.plant import plant_variant
 from sagegen.tuning.request import Request, Result, Tools, make_searchers, make_target
-from sagegen.tuning.variants import BuildAhead, Builds, Renderer, Variant
+from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
 __all__ = ["Request", "Result", "Tools", "tune"]
 
 _SEARCH_SHARE = 0.7  # of the budget; the rest is for finals and confirmation
 _BATCH_PER_PROBLEM = 2
 _PING_TIMEOUT_S = 120.0
+_LEAST_BUILD_TIMEOUT_S = 30.0
 
 _Item = tuple[Variant, Built]
 
@@ -45,6 +48,8 @@ def tune(request: Request, tools: Tools, listen: Listener = ignore) -> Result:
     Raises:
         BuildError: nothing compiled; the message carries the compiler's first error.
         WorkerError: nothing could be measured, or the worker cannot be started.
+        GpuBusyError: others use the GPU, and the request does not say that it may be measured on all the same.
+        GpuLostError, JournalError: the GPU is gone, or the disk is full, and there is no best so far to keep.
         GpuMismatchError: the worker sees another GPU than the request names.
     """
     run = _Run(request, tools, listen)
@@ -56,12 +61,20 @@ def tune(request: Request, tools: Tools, listen: Listener = ignore) -> Result:
         run.judge.run_finals(run.deadline(1.0))
     except (KeyboardInterrupt, SagegenError) as error:
         cause = error
-    finally:
+    except BaseException:
         run.close()
-    entries, cubins = run.judge.entries()
-    if not entries and isinstance(cause, SagegenError):
+        raise
+    result = Result((), {})
+    try:
+        with deferred_interrupts():  # what was found must not be lost by a signal that comes now
+            run.close()
+            entries, cubins = run.judge.entries()
+            result = Result(entries, cubins, tuple(run.ledger.records.values()))
+    except KeyboardInterrupt as error:
+        cause = cause or error
+    if not result.entries and isinstance(cause, SagegenError):
         raise cause
-    return Result(entries, cubins, tuple(run.ledger.records.values()), cause)
+    return replace(result, cause=cause)
 
 
 class _Run:
@@ -74,7 +87,7 @@ class _Run:
         self.listen = listen
         self.renderer = Renderer()
         self.builder = BuildAhead(
-            request.gpu.arch, tools.store, tools.toolkit, jobs=tools.jobs, timeout_s=request.build_timeout_s
+            request.gpu.arch, tools.store, tools.toolkit, jobs=tools.jobs, timeout_s=_build_timeout_s(request)
         )
         self.lanes = Lanes([Examiner(worker, request.lengths) for worker in tools.workers])
         device = tools.devices[0]
@@ -97,9 +110,8 @@ class _Run:
 
     def begin(self) -> None:
         """Compile the defaults and start the workers while the space is enumerated; resume from the journal."""
-        for device in self.tools.devices:
-            if warning := describe_others(read_state(device.index), own=()):
-                self.listen(Warned(f"GPU {device.index}: {warning}"))
+        self._look_for_others()
+        self.listen(Preparing(self.request.gpu.name))
         self.builder.submit([self.renderer.variant(*pair) for pair in self.defaults.items()])
         pings = self.lanes.each(lambda examiner: examiner.run(Ping(), _PING_TIMEOUT_S))
         searchers = make_searchers(self.request, self.tools.toolkit)
@@ -110,16 +122,21 @@ class _Run:
         for ping in pings:
             _check_gpu(ping.result(), self.request.gpu)
 
+    def _look_for_others(self) -> None:
+        for device in self.tools.devices:
+            others = find_others(device.index)
+            if others and not self.request.force:
+                raise GpuBusyError(
+                    f"GPU {device.index}: {others}", "wait for them, or measure all the same with --force"
+                )
+            if others:
+                self.listen(Warned(f"GPU {device.index}: {others}"))
+
     def search(self) -> None:
         """Examine batch after batch until budget, trials or space run out; one batch is always being compiled."""
-        ahead: tuple[list[Variant], Future[Builds]] | None = None
-        for batch in self._batches():
-            following = (batch, self.builder.submit(batch))
-            if ahead:
-                self._examine(ahead[0], ahead[1].result())
-            ahead = following
-        if ahead:
-            self._examine(ahead[0], ahead[1].result())
+        pipeline = Pipeline(self.builder)
+        for built in pipeline.run(self._batches(), lambda: self.deadline(_SEARCH_SHARE)):
+            self._examine(built)
 
     def fail_if_nothing_works(self) -> None:
         """Raise the first failure's reason if no problem has a config that works; warn of problems that have none."""
@@ -137,12 +154,13 @@ class _Run:
                 raise WorkerError(message, "give a larger --budget, or check the machine with: sagegen doctor")
 
     def _batches(self) -> Iterator[list[Variant]]:
-        """Batches to build; the first has the defaults, unless a journal knows them, and the planted faults."""
+        """Batches to build; the first has the defaults, unless a journal knows them, the second the planted faults."""
         size = max(_BATCH_PER_PROBLEM * len(self.request.problems), 2 * len(self.tools.workers))
-        batch = self.ledger.ask(len(self.request.problems), self._progress()) + self._plant()
-        while batch:
+        yield self.ledger.ask(len(self.request.problems), self._progress())
+        if planted := self._plant():
+            yield planted
+        while not self._is_late() and (batch := self.ledger.ask(size, self._progress())):
             yield batch
-            batch = [] if self._is_late() else self.ledger.ask(size, self._progress())
 
     def _plant(self) -> list[Variant]:
         """The planted faults, each in a config of the first problem that would otherwise come late."""
@@ -153,12 +171,11 @@ class _Run:
             planted.append(plant_variant(self.renderer.variant(problem, config), plant))
         return planted
 
-    def _examine(self, batch: list[Variant], builds: Builds) -> None:
+    def _examine(self, results: Iterable[tuple[Variant, Built | BuildFailure]]) -> None:
         """Record failed builds, then examine the rest: of equal code one first, the others after it."""
         waves: tuple[list[_Item], list[_Item]] = ([], [])
         seen: set[tuple[Problem, str]] = set()
-        for variant in batch:
-            built = builds[variant.name]
+        for variant, built in results:
             if isinstance(built, BuildFailure):
                 self._enter(variant, "build", Attempt(built.outcome, built.reason))
             elif reason := self._spill_reason(variant, built):
@@ -183,8 +200,8 @@ class _Run:
         return attempt, twin.config if twin else ""
 
     def _in_time(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """`items` while the search has time left; defaults in any case, since nothing counts without them."""
-        return (item for item in items if not self._is_late() or self._must_run(item[0]))
+        """`items` while the search has time left; defaults, without which nothing counts, and plants in any case."""
+        return (item for item in items if not self._is_late() or self._must_run(item[0]) or item[0].planted)
 
     def _must_run(self, variant: Variant) -> bool:
         return variant.config == self.defaults[variant.problem]
@@ -227,6 +244,12 @@ class _Run:
     def _is_late(self) -> bool:
         end = self.deadline(_SEARCH_SHARE)
         return end is not None and time.monotonic() >= end
+
+
+def _build_timeout_s(request: Request) -> float:
+    """For each compiler: none may take more than half of a short run, nor less than an honest one needs."""
+    limit = request.build_timeout_s
+    return limit if request.budget_s is None else min(limit, max(_LEAST_BUILD_TIMEOUT_S, request.budget_s / 2))
 
 
 def _check_gpu(reply: Reply, gpu: Gpu) -> None:

@@ -132,7 +132,7 @@ def test_with_the_gpu_present_it_measures_and_says_where_the_result_is(stage: St
     assert found[0] == make_entry()
 
 
-def test_with_no_gpu_at_all_it_announces_offline_first(stage: Stage) -> None:
+def test_f9_with_no_gpu_at_all_it_announces_offline_first(stage: Stage) -> None:
     result = stage.invoke()
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[0] == "No GPU in this machine: tuning l20 offline, which measures nothing."
@@ -151,7 +151,7 @@ def test_offline_is_taken_at_its_word_with_any_gpu_present(stage: Stage) -> None
 @pytest.mark.parametrize(
     ("present", "names"), [("h200", ("l20", "h200", "NVIDIA H200")), ("unknown", ("l20", "NVIDIA T4"))]
 )
-def test_another_gpu_is_refused_with_both_names_and_both_remedies(
+def test_f9_another_gpu_is_refused_with_both_names_and_both_remedies(
     stage: Stage, present: str, names: tuple[str, ...]
 ) -> None:
     stage.present = [PRESENT[present]]
@@ -295,7 +295,7 @@ def test_predicted_entries_do_not_replace_measured_ones(stage: Stage) -> None:
     assert found[0].provenance.kind == "measured"
 
 
-def test_interrupted_it_writes_the_best_so_far(stage: Stage) -> None:
+def test_f5_interrupted_it_writes_the_best_so_far(stage: Stage) -> None:
     stage.present = [PRESENT["l20"]]
     stage.cause = KeyboardInterrupt()
     result = stage.invoke()
@@ -321,7 +321,7 @@ def test_a_broken_machinery_writes_the_best_so_far_and_is_told(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("present", [True, False], ids=["measured", "offline"])
-def test_when_nothing_compiles_the_message_is_shown_and_the_registry_untouched(stage: Stage, present: bool) -> None:
+def test_f8_when_nothing_compiles_the_message_is_shown_and_the_registry_untouched(stage: Stage, present: bool) -> None:
     save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
     before = stage.registry.read_bytes()
 

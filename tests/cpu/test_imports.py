@@ -151,6 +151,7 @@ ORDER = (
     "tuning.proposer",
     "tuning.search",
     "tuning.variants",
+    "tuning.pipeline",
     "tuning.plant",
     "tuning.examine",
     "tuning.finals",
@@ -234,7 +235,7 @@ def test_a_module_imports_only_modules_before_it(name: str) -> None:
 
 
 def test_commands_import_no_other_command() -> None:
-    for path in COMMANDS.glob("*.py"):
+    for path in set(COMMANDS.glob("*.py")) - {COMMANDS / "entry.py"}:  # which is no command, but starts them all
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sagegen.cli"):
                 assert node.module in SHARED_COMMAND_MODULES, f"{path.name}:{node.lineno} imports {node.module}"

@@ -34,7 +34,7 @@ def wait_until(condition, seconds: float = 60.0) -> None:  # type: ignore[no-unt
         time.sleep(0.01)
 
 
-def test_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) -> None:
+def test_f5_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     run = subprocess.Popen([sys.executable, str(CHILD), str(tmp_path)])
     wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 10)
