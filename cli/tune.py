@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sagegen.cli.keeping import keep_result
 from sagegen.cli.options import json_option, make_problem, mask_options, precision_option
+from sagegen.cli.repeat import repeat_and_report
 from sagegen.cli.values import Choices, Duration, RegistryFile
 from sagegen.errors import GpuMismatchError
-from sagegen.interrupts import deferred_interrupts
 from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem
 from sagegen.tuning.plant import PLANTS
 from sagegen.tuning.search import SAMPLERS
@@ -65,6 +66,9 @@ _TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
               help="What `sagegen probe -o FILE` measured on that GPU: the model prefers it to the table of GPUs.")
 @click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
               help="Self-test: add a candidate that crashes, hangs or does not compile.")
+@click.option("--force", is_flag=True, help="Measure although others use the GPU; times will be off.")
+@click.option("--verify", is_flag=True,
+              help="Tune nothing: repeat the finals of registry and journal in a fresh process; 1 where they disagree.")
 @json_option
 def command(
     gpu_name: str,
@@ -86,6 +90,8 @@ def command(
     output: Path | None,
     probe_file: Path | None,
     plants: tuple[str, ...],
+    force: bool,
+    verify: bool,
     as_json: bool,
 ) -> None:
     """Search the best configs for a GPU and write its registry.
@@ -102,12 +108,12 @@ def command(
       sagegen tune --gpu h200 --head-dim 64 --tokens 8192,16384 --budget 8m
       sagegen tune --gpu rtx4090 --offline -o tuned/rtx4090.yaml
       sagegen tune --gpu rtx4090 --offline --precision int4
+      sagegen tune --gpu h200 --verify
     """
     from sagegen.cli.watch import Watcher
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
     from sagegen.probing.result import measured_gpu
-    from sagegen.registry import Saved, save_entries
     from sagegen.toolkit import find_toolkit
     from sagegen.tuning.incumbents import find_fine_incumbents, find_incumbents
     from sagegen.tuning.request import Request
@@ -134,16 +140,17 @@ def command(
         fine_incumbents={} if incumbent else find_fine_incumbents(gpu, problems, toolkit, env),
         plants=tuple(name for name in PLANTS if name in plants),
         lengths=tuple(t for t in TUNED_LENGTHS if str(t.tokens) in tokens),
+        force=force,
     )
+    if verify and not devices:
+        raise click.UsageError(f"--verify repeats finals on {gpu.name}, which this machine has not")
     with Watcher() as watch:
         if devices:
             journal = journal_path or env.cache_dir / "journals" / f"{gpu.name}.jsonl"
-            result = _measure(request, devices, journal, resume, toolkit, env, jobs, watch)
+            result = _measure(request, devices, journal, resume, toolkit, env, jobs, watch, verify, as_json)
         else:
             result = _rank(request, toolkit, env, jobs, watch)
-    cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
-    with deferred_interrupts():  # what was found must not be lost while it is written
-        saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
+    result, saved = keep_result(path, gpu.name, result)
     _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
 # fmt: on
 
@@ -206,6 +213,8 @@ def _measure(
     env: Env,
     jobs: int | None,
     listen: Listener,
+    verify: bool,
+    as_json: bool,
 ) -> Result:
     from sagegen.measuring.worker import Worker
     from sagegen.store import open_store
@@ -219,7 +228,10 @@ def _measure(
     jobs = jobs or max(1, len(os.sched_getaffinity(0)) - 2)
     workers = [Worker(device.index) for device in devices]
     with Journal(journal_path) as journal:
-        return tune(request, Tools(workers, devices, journal, open_store(env), toolkit, jobs), listen)
+        tools = Tools(workers, devices, journal, open_store(env), toolkit, jobs)
+        if verify:
+            repeat_and_report(request, tools, listen, as_json)
+        return tune(request, tools, listen)
 
 
 def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen: Listener) -> Result:

@@ -67,7 +67,8 @@ _FAULTS: Mapping[Plant, _Fault] = {
     # memory for each thread of a full GPU, which is more than those have
     "memory": _Fault(
         statement="#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100\n    __shared__\n#endif\n"
-        "    volatile unsigned char planted_memory[__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100 ? 227 << 10 : 510 << 10];\n"
+        "    volatile unsigned char planted_memory[\n"
+        "        __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100 ? 227 << 10 : 510 << 10];\n"
         "    planted_memory[device::thread_index()] = 0;",
     ),
     "wrong": _Fault(store=(r"pack_io\(first, second\)", "pack_io(1.03f * first, 1.03f * second) /* planted */")),

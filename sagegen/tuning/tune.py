@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from sagegen.build import BuildFailure, Built
-from sagegen.errors import BuildError, GpuBusyError, GpuMismatchError, SagegenError, WorkerError
+from sagegen.errors import BuildError, GpuMismatchError, SagegenError, WorkerError
 from sagegen.gpu import Gpu
 from sagegen.interrupts import deferred_interrupts
 from sagegen.measuring.jobs import Ping, Reply
-from sagegen.measuring.telemetry import find_others
 from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
 from sagegen.rules import default_config
@@ -25,6 +24,7 @@ from sagegen.tuning.examine import Attempt, Examiner, Lanes, screen_launches
 from sagegen.tuning.journal import Phase
 from sagegen.tuning.judge import Judge
 from sagegen.tuning.ledger import Facts, Ledger
+from sagegen.tuning.occupancy import look_for_others
 from sagegen.tuning.pipeline import Pipeline
 from sagegen.tuning.plant import plant_variant
 from sagegen.tuning.request import Request, Result, Tools, make_searchers, make_target
@@ -110,7 +110,7 @@ class _Run:
 
     def begin(self) -> None:
         """Compile the defaults and start the workers while the space is enumerated; resume from the journal."""
-        self._look_for_others()
+        look_for_others(self.tools.devices, self.request.force, self.listen)
         self.listen(Preparing(self.request.gpu.name))
         self.builder.submit([self.renderer.variant(*pair) for pair in self.defaults.items()])
         pings = self.lanes.each(lambda examiner: examiner.run(Ping(), _PING_TIMEOUT_S))
@@ -121,16 +121,6 @@ class _Run:
         self.listen(Started(self.request.gpu.name, names, configs, known, offline=False))
         for ping in pings:
             _check_gpu(ping.result(), self.request.gpu)
-
-    def _look_for_others(self) -> None:
-        for device in self.tools.devices:
-            others = find_others(device.index)
-            if others and not self.request.force:
-                raise GpuBusyError(
-                    f"GPU {device.index}: {others}", "wait for them, or measure all the same with --force"
-                )
-            if others:
-                self.listen(Warned(f"GPU {device.index}: {others}"))
 
     def search(self) -> None:
         """Examine batch after batch until budget, trials or space run out; one batch is always being compiled."""

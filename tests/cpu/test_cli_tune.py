@@ -415,3 +415,41 @@ def test_an_output_that_is_no_yaml_file_is_refused_before_anything_runs(stage: S
     assert result.exit_code == 2
     assert "ends in .yaml" in result.stderr
     assert stage.requests == []
+
+
+def test_verify_repeats_finals_and_tunes_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, bool]] = []
+
+    def repeat(request: Request, tools: Any, listen: Any, as_json: bool) -> None:
+        asked.append((request, as_json))
+        raise SystemExit(1)
+
+    monkeypatch.setattr("sagegen.cli.tune.repeat_and_report", repeat)
+    stage.present = [PRESENT["l20"]]
+    save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
+    result = stage.invoke("--verify", "--json", "--force", "--head-dim", "128", "--full")
+    assert (result.exit_code, stage.requests) == (1, [])
+    ((request, as_json),) = asked
+    assert as_json
+    assert request.force
+    assert request.incumbents[PROBLEM, TUNED_LENGTHS[1]] == CONFIG
+
+
+def test_verify_needs_the_gpu(stage: Stage) -> None:
+    result = stage.invoke("--verify")
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert "--verify repeats finals on l20, which this machine has not" in result.stderr
+
+
+def test_a_signal_while_the_registry_is_written_comes_after_that(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.present = [PRESENT["l20"]]
+
+    def save(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save_entries(*arguments)
+
+    monkeypatch.setattr("sagegen.registry.save_entries", save)
+    result = stage.invoke()
+    assert result.exit_code == 130
+    assert "Interrupted: the best so far is kept" in result.stderr
+    assert load_registry("l20").find(PROBLEM, 4096) is not None

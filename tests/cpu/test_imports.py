@@ -144,6 +144,7 @@ ORDER = (
     "tuning.journal",
     "tuning.distances",
     "tuning.events",
+    "tuning.occupancy",
     "tuning.tile_cost",
     "tuning.mma_cost",
     "tuning.wgmma_cost",
@@ -161,6 +162,7 @@ ORDER = (
     "tuning.request",
     "tuning.incumbents",
     "tuning.judge",
+    "tuning.repeat",
     "tuning.offline",
     "tuning.tune",
 )
@@ -181,7 +183,9 @@ TUNE_PATH = (
 )
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
-SHARED_COMMAND_MODULES = {f"sagegen.cli.{name}" for name in ("around", "options", "race", "values", "watch")}
+SHARED_COMMAND_MODULES = {
+    f"sagegen.cli.{name}" for name in ("around", "keeping", "options", "race", "repeat", "values", "watch")
+}
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")
 

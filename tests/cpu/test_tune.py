@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import os
 import re
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -411,6 +413,27 @@ def test_resumed_it_repeats_none_of_the_ten_and_finishes_the_rest(bench: Bench) 
     assert not {c.name for c in bench.worker.gated} & known
     assert len(bench.worker.gated) == len(SPACE) - 10
     assert {entry.config for entry in result.entries} == {BEST.name}
+
+
+def test_a_signal_that_comes_while_a_run_is_closed_loses_nothing(bench: Bench) -> None:
+    """Between the last final and the registry: the first signal, or the second of a burst."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    real = bench.worker.close
+
+    def close() -> None:
+        if any(isinstance(event, Decided) for event in bench.events) or bench.stop_after is None:
+            os.kill(os.getpid(), signal.SIGINT)
+        real()
+
+    try:
+        bench.stop_after = 10
+        bench.worker.close = close  # type: ignore[method-assign]
+        interrupted = bench.tune(trials=100)
+        bench.worker.close = real  # type: ignore[method-assign]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert isinstance(interrupted.cause, KeyboardInterrupt)
+    assert len(interrupted.entries) == 5
 
 
 class KilledError(BaseException):
