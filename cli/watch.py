@@ -48,7 +48,8 @@ class Watcher:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Preparing):
-            self._say(f"{event.gpu}: listing configs, starting workers, compiling the default configs")
+            more = "" if event.offline else ", starting workers, compiling the default configs"
+            self._say(f"{event.gpu}: listing configs{more}")
         elif isinstance(event, Started):
             self._say(_describe_start(event))
         elif isinstance(event, Warned):

@@ -10,9 +10,14 @@ from sagegen.tuning.journal import Outcome, Record
 
 @dataclass(frozen=True, slots=True)
 class Preparing:
-    """The configs are being listed and the workers started, which takes seconds, on a loaded machine many."""
+    """The configs are being listed and the workers started, which takes seconds, on a loaded machine many.
+
+    Attributes:
+        offline: as in `Started`.
+    """
 
     gpu: str
+    offline: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from sagegen.rules import all_searched_configs, default_config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.entries import predicted_entry
-from sagegen.tuning.events import Attempted, Decided, Listener, Started, ignore
+from sagegen.tuning.events import Attempted, Decided, Listener, Preparing, Started, ignore
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.gatekeeper import Gate, Gatekeeper
 from sagegen.tuning.journal import Outcome, Record
@@ -203,6 +203,7 @@ class _OfflineRun:
 
     def _choose(self) -> Mapping[Problem, list[Variant]]:
         """Variants to compile: the default, then the model's favourites, each text once."""
+        self.listen(Preparing(self.request.gpu.name, offline=True))
         shapes = [tuned_shape(length) for length in self.request.lengths]
         trials = self.request.trials or DEFAULT_TRIALS
         chosen, total = {}, 0

@@ -91,5 +91,10 @@ def test_the_gate_of_an_offline_run_is_told_now_and_then(lines) -> None:  # type
 
 
 def test_what_takes_a_while_before_the_search_is_told_at_once(lines) -> None:  # type: ignore[no-untyped-def]
-    Watcher(plain_console())(Preparing("l20"))
-    assert lines() == ["l20: listing configs, starting workers, compiling the default configs"]
+    watch = Watcher(plain_console())
+    watch(Preparing("l20"))
+    watch(Preparing("rtx4090", offline=True))
+    assert lines() == [
+        "l20: listing configs, starting workers, compiling the default configs",
+        "rtx4090: listing configs",
+    ]
