@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import statistics
 import time
@@ -54,7 +55,7 @@ class Conditions:
     """Under which a series of times was taken. A figure that the driver does not tell is None.
 
     Attributes:
-        looks: how often NVML was asked, once a round.
+        looks: how often NVML was asked, between rounds.
         clock_mhz, power_w: medians; the SM clock and what the GPU draws.
         least_clock_mhz: the lowest clock of a round that counts.
         temperature_c: the highest.
@@ -74,25 +75,37 @@ class Conditions:
 
 
 class Watch:
-    """Looks at a GPU once a round while times are taken.
+    """Looks at a GPU while times are taken, between two rounds.
+
+    NVML takes time to answer, in which the GPU rests, so it is not asked after every short round: a round has the state
+    of the last look.
 
     Args:
         look: at the GPU, e.g. `functools.partial(glance, handle)`.
+        every_s: seconds between looks, at least.
         rest_s: how long a GPU that throttles is left to cool down.
     """
 
-    def __init__(self, look: Callable[[], GpuState], rest_s: float = 0.5) -> None:
+    def __init__(self, look: Callable[[], GpuState], every_s: float = 0.02, rest_s: float = 0.5) -> None:
         self._look = look
+        self._every_s = every_s
         self._rest_s = rest_s
+        self._looked_at = -math.inf
         self._states: list[GpuState] = []
+        self._rounds = 0
+        self._throttled = 0
 
     def is_throttled(self) -> bool:
         """Whether the round that just ended has to be repeated."""
-        state = self._look()
-        self._states.append(state)
-        if state.slowdowns:
-            time.sleep(self._rest_s)
-        return bool(state.slowdowns)
+        self._rounds += 1
+        if time.monotonic() - self._looked_at >= self._every_s:
+            self._states.append(self._look())
+            self._looked_at = time.monotonic()
+        if not self._states[-1].slowdowns:
+            return False
+        self._throttled += 1
+        time.sleep(self._rest_s)
+        return True
 
     def conditions(self, kept: int) -> dict[str, Any]:
         """Members of `Conditions`, as JSON has them, of all rounds so far.
@@ -112,8 +125,8 @@ class Watch:
             least_clock_mhz=min(clocks, default=None),
             power_w=statistics.median(powers) if powers else None,
             temperature_c=max(temperatures, default=None),
-            throttled=sum(bool(state.slowdowns) for state in states),
-            dropped=len(states) - kept,
+            throttled=self._throttled,
+            dropped=self._rounds - kept,
             slowdowns=tuple(reasons),
         )
         return asdict(found)

@@ -102,7 +102,7 @@ def test_conditions_are_of_the_rounds_that_count() -> None:
             GpuState(clock_mhz=1950.0, power_w=310.0, temperature_c=70),
         ]
     )
-    watch = Watch(lambda: next(states), rest_s=0)
+    watch = Watch(lambda: next(states), every_s=0, rest_s=0)
     assert [watch.is_throttled() for _ in range(3)] == [False, True, False]
     assert msgspec.convert(watch.conditions(kept=2), Conditions) == Conditions(
         looks=3, clock_mhz=1965.0, least_clock_mhz=1950.0, power_w=300.0, temperature_c=91,
@@ -151,3 +151,17 @@ def test_a_gpu_that_nvml_does_not_find_any_more_is_lost(monkeypatch: pytest.Monk
     assert find_loss(0) is None
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lose)
     assert "lost" in (find_loss(0) or "").lower()
+
+
+def test_short_rounds_have_the_state_of_the_last_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [10.0]
+    monkeypatch.setattr(telemetry.time, "monotonic", lambda: clock[0])
+    states = iter([GpuState(clock_mhz=1980.0), GpuState(slowdowns=("power brake",)), GpuState(clock_mhz=1950.0)])
+    watch = Watch(lambda: next(states), every_s=0.02, rest_s=0)
+    seen = []
+    for _ in range(7):
+        seen.append(watch.is_throttled())
+        clock[0] += 0.009
+    assert seen == [False] * 3 + [True] * 3 + [False]  # looks at 0, 27 and 54 ms
+    conditions = watch.conditions(kept=4)
+    assert (conditions["looks"], conditions["throttled"], conditions["dropped"]) == (3, 3, 3)
