@@ -208,16 +208,15 @@ class Examiner:
         return reply
 
     def _note_guest(self, candidate: Candidate) -> None:
-        """Remember whom this process has run; the proven candidates count as nobody."""
+        """Remember whom this process has run."""
         pid, names = self._guests
         if pid != self.worker.pid and self.worker.pid is not None:
             pid, names = self.worker.pid, set()
-        if candidate not in self._proven.values():
-            names = names | {candidate.name}
-        self._guests = (pid, names)
+        self._guests = (pid, names | {candidate.name})
 
     def _was_alone(self, variant: Variant) -> bool:
-        return self._guests[1] <= {variant.name}
+        """Whether the process has run nobody but `variant` and proven candidates."""
+        return self._guests[1] - {candidate.name for candidate in self._proven.values()} <= {variant.name}
 
 
 def is_fatal(outcome: Attempt | Reply) -> bool:
