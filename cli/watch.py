@@ -48,8 +48,8 @@ class Watcher:
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Preparing):
-            more = "" if event.offline else ", starting workers, compiling the default configs"
-            self._say(f"{event.gpu}: listing configs{more}")
+            what = f" of {event.problem}" if event.problem else ", starting workers, compiling the default configs"
+            self._say(f"{event.gpu}: listing configs{what}")
         elif isinstance(event, Started):
             self._say(_describe_start(event))
         elif isinstance(event, Warned):

@@ -13,11 +13,11 @@ class Preparing:
     """The configs are being listed and the workers started, which takes seconds, on a loaded machine many.
 
     Attributes:
-        offline: as in `Started`.
+        problem: of an offline run, which takes one after another and has no workers.
     """
 
     gpu: str
-    offline: bool = False
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,11 +203,11 @@ class _OfflineRun:
 
     def _choose(self) -> Mapping[Problem, list[Variant]]:
         """Variants to compile: the default, then the model's favourites, each text once."""
-        self.listen(Preparing(self.request.gpu.name, offline=True))
         shapes = [tuned_shape(length) for length in self.request.lengths]
         trials = self.request.trials or DEFAULT_TRIALS
         chosen, total = {}, 0
         for problem in self.request.problems:
+            self.listen(Preparing(self.request.gpu.name, problem.name))
             target = make_target(self.request, problem, self.toolkit)
             configs = all_searched_configs(target)
             total += len(configs)

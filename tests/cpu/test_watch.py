@@ -93,8 +93,8 @@ def test_the_gate_of_an_offline_run_is_told_now_and_then(lines) -> None:  # type
 def test_what_takes_a_while_before_the_search_is_told_at_once(lines) -> None:  # type: ignore[no-untyped-def]
     watch = Watcher(plain_console())
     watch(Preparing("l20"))
-    watch(Preparing("rtx4090", offline=True))
+    watch(Preparing("rtx4090", "d64_bf16_full_int8"))
     assert lines() == [
         "l20: listing configs, starting workers, compiling the default configs",
-        "rtx4090: listing configs",
+        "rtx4090: listing configs of d64_bf16_full_int8",
     ]
