@@ -10,7 +10,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from sagegen.tuning.events import Attempted, Decided, Event, FinalsStarted, GateStarted, Preparing, Started, Warned
+from sagegen.tuning.events import (
+    Attempted,
+    Decided,
+    Event,
+    FinalsStarted,
+    GateStarted,
+    Heard,
+    Preparing,
+    Started,
+    Warned,
+)
 
 _STATUS_EVERY_S = 15.0
 
@@ -56,6 +66,8 @@ class Watcher:
             self._say(f"Warning: {event.message}")
         elif isinstance(event, Attempted):
             self._attempted(event)
+        elif isinstance(event, Heard):
+            self._say(f"{event.problem}: {event.speed:.3f}x the default on {event.machine}: {event.config}")
         elif isinstance(event, FinalsStarted):
             self._update(
                 event.index / event.count,

@@ -68,6 +68,20 @@ class Attempted:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """Another machine of a shared search found what is better than all that is known here.
+
+    Attributes:
+        speed: over the default config on that machine.
+    """
+
+    problem: str
+    config: str
+    speed: float
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
 class FinalsStarted:
     """The best of one problem at one length run against each other."""
 
@@ -98,7 +112,7 @@ class Decided:
     speed_vs_sdpa: float | None
 
 
-Event = Preparing | Started | Warned | Attempted | FinalsStarted | GateStarted | Decided
+Event = Preparing | Started | Warned | Attempted | Heard | FinalsStarted | GateStarted | Decided
 Listener = Callable[[Event], None]
 
 

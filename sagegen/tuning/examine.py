@@ -21,6 +21,7 @@ from sagegen.errors import GpuLostError, WorkerError
 from sagegen.measuring.jobs import Candidate, Gate, Job, Ping, Reply, Screen
 from sagegen.measuring.telemetry import Conditions, find_loss
 from sagegen.problem import Problem, Shape, TunedLength
+from sagegen.tuning.effort import EFFORTS
 from sagegen.tuning.journal import Outcome, Samples
 from sagegen.tuning.variants import Variant
 
@@ -33,7 +34,6 @@ _FIRST_TIMEOUT_S = 180.0  # of a step that a process does for the first time: CU
 _SHORTEST_TIMEOUT_S = 10.0
 _SLACK = 8  # a step may take that many times the slowest seen
 _SCREEN_US = 40_000.0  # of timed kernel launches per length
-_LAUNCHES = (5, 20)  # fewest and most
 #: Of a worker that somebody else killed, or the system for want of memory: no candidate does that by itself.
 _KILLED = "killed by SIGKILL"
 
@@ -75,9 +75,13 @@ def tuned_shape(length: TunedLength) -> Shape:
     return Shape(max(1, _TOKENS_PER_HEAD // length.tokens), _HEADS, _HEADS, length.tokens, length.tokens)
 
 
-def screen_launches(default_us: float | None) -> int:
-    """Timed launches of a screen, from the default config's kernel time where that is known."""
-    fewest, most = _LAUNCHES
+def screen_launches(default_us: float | None, launches: tuple[int, int] = EFFORTS["full"].launches) -> int:
+    """Timed launches of a screen, from the default config's kernel time where that is known.
+
+    Args:
+        launches: fewest and most.
+    """
+    fewest, most = launches
     return most if default_us is None else max(fewest, min(most, round(_SCREEN_US / default_us)))
 
 

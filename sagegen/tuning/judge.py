@@ -27,9 +27,6 @@ from sagegen.tuning.ledger import Ledger
 from sagegen.tuning.request import Request
 from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
-_FINALISTS = 3
-_ROUNDS = (12, 60)  # fewest, when time is short, and most
-_CONFIRM_ROUNDS = 20
 _FINALS_SHARE = 0.6  # of the time left when finals begin; setting up, peers and confirmation take the rest
 _FLUSH_US = 300.0  # of L2, before each timed launch
 
@@ -84,7 +81,8 @@ class Judge:
             self._enter(bout, "final")
         for examiner in self._lanes.examiners:
             examiner.worker.close()  # the next job starts a fresh process
-        again = [(key, m) for key, d in self._decisions.items() if (m := confirmation(d, _CONFIRM_ROUNDS)) is not None]
+        confirm_rounds = self._request.effort.confirm_rounds
+        again = [(key, m) for key, d in self._decisions.items() if (m := confirmation(d, confirm_rounds)) is not None]
         for (key, _), bout in self._lanes.map(lambda examiner, pair: run_match(examiner, pair[1]), again):
             self._decisions[key] = confirm(self._decisions[key], bout)
             self._enter(bout, "confirm")
@@ -140,10 +138,11 @@ class Judge:
 
     def _make_matches(self, deadline: float | None) -> list[Match]:
         """A match per case with a config that works: the best by the screens, the incumbent and the default."""
+        finalists = self._request.effort.finalists
         entrants: dict[_Case, list[Config]] = {}
         for case in self._cases():
             problem, length = case
-            best = [c for f in (False, True) for c in self._ledger.best(problem, length.tokens, _FINALISTS, fine=f)]
+            best = [c for f in (False, True) for c in self._ledger.best(problem, length.tokens, finalists, fine=f)]
             held = [self._incumbent(case), self._request.fine_incumbents.get(case), self._defaults[problem]]
             wanted = dict.fromkeys([*best, *(config for config in held if config)])
             entrants[case] = [config for config in wanted if self._ledger.works(problem, config)]
@@ -169,7 +168,7 @@ class Judge:
 
     def _rounds(self, entrants: Mapping[_Case, list[Config]], deadline: float | None) -> int:
         """Rounds that all finals together have time for."""
-        fewest, most = _ROUNDS
+        fewest, most = self._request.effort.rounds
         if deadline is None:
             return most
         round_us = 0.0

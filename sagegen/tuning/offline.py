@@ -31,8 +31,8 @@ from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.gatekeeper import Gate, Gatekeeper
 from sagegen.tuning.journal import Outcome, Record
 from sagegen.tuning.model import Measured, predict
+from sagegen.tuning.ranking import promising_configs
 from sagegen.tuning.request import Request, Result, make_target
-from sagegen.tuning.search import promising_configs
 from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
 #: Configs compiled per problem when the request says nothing: some two minutes for four problems on two cores.

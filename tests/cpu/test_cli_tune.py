@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -162,7 +163,9 @@ def test_f9_another_gpu_is_refused_with_both_names_and_both_remedies(
     assert stage.requests == []
 
 
-def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_gpus_of_that_kind_are_used_unless_fewer_are_asked_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage.present = [PRESENT["h200"], *(replace(PRESENT["l20"], index=n) for n in (1, 2, 3))]
     used: list[list[int]] = []
 
@@ -172,8 +175,10 @@ def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, mon
 
     monkeypatch.setattr("sagegen.tuning.tune.tune", tune)
     stage.invoke()
+    stage.invoke("--devices", "all")
     stage.invoke("--devices", "2")
-    assert used == [[1], [1, 2]]
+    stage.invoke("--devices", "1")
+    assert used == [[1, 2, 3], [1, 2, 3], [1, 2], [1]]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +187,8 @@ def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, mon
         (0, ("--devices", "2"), "--devices 2, but this machine has 0 of l20", "leave out --devices to tune offline"),
         (1, ("--devices", "2"), "--devices 2, but this machine has 1 of l20", "give --devices 1"),
         (3, ("--devices", "2", "--offline"), "--offline measures nothing", "leave one out"),
+        (3, ("--storage", "study.log", "--offline"), "--offline measures nothing", "leave one out"),
+        (1, ("--devices", "none"), "'none' is no count of GPUs", "write a number from 1 on, or all"),
     ],
 )
 def test_more_gpus_than_there_are_to_measure_are_misuse(
@@ -230,6 +237,41 @@ def test_budget_and_trials(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), (600.0, None, (5, 20), 3)),
+        (("--effort", "quick"), (180.0, 24, (3, 8), 2)),
+        (("--effort", "quick", "--budget", "9m", "--patience", "7"), (540.0, 7, (3, 8), 2)),
+        (("--patience", "50"), (600.0, 50, (5, 20), 3)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) and value and isinstance(value[0], str) else None,
+)
+def test_effort_sets_what_no_other_option_does(
+    stage: Stage, arguments: tuple[str, ...], expected: tuple[object, ...]
+) -> None:
+    stage.present = [PRESENT["l20"]]
+    stage.invoke(*arguments)
+    request = stage.requests[0]
+    assert (request.budget_s, request.patience, request.effort.launches, request.effort.finalists) == expected
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "neighbour", "random"])
+def test_the_sampler_reaches_the_search(stage: Stage, sampler: str) -> None:
+    stage.invoke("--sampler", sampler)
+    assert stage.requests[0].strategy.sampler == sampler
+
+
+def test_a_gaussian_process_without_scipy_is_misuse_with_the_remedy(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "scipy" else found(name))
+    result = stage.invoke("--sampler", "gp")
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert "pip install 'sagegen[gp]'" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("6m", 360), ("1h30m", 5400), ("6", 360), ("0.5", 30), ("1.5h", 5400)]
 )
 def test_durations(text: str, seconds: float) -> None:
@@ -239,7 +281,7 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [("--budget", "soon"), ("--budget", "0m"), ("--head-dim", "96"), ("--dtype", "fp8"), ("--trials", "0"),
-     ("--gpu", "l21"), ("--tokens", "3000"), ("--sampler", "gp"), ("--incumbent", "mma_bq128")],
+     ("--gpu", "l21"), ("--tokens", "3000"), ("--sampler", "cmaes"), ("--incumbent", "mma_bq128")],
     ids=lambda arguments: " ".join(arguments),
 )  # fmt: skip
 def test_misuse_is_exit_code_2_before_anything_runs(stage: Stage, arguments: tuple[str, ...]) -> None:
@@ -253,6 +295,18 @@ def test_the_registrys_winner_is_the_incumbent(stage: Stage) -> None:
     save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
     stage.invoke()
     assert stage.requests[0].incumbents == {(PROBLEM, length): CONFIG for length in TUNED_LENGTHS[1:3]}
+
+
+def test_winners_of_other_buckets_and_problems_are_starts_unless_an_incumbent_is_named(stage: Stage) -> None:
+    won = replace(CONFIG, stages=3, rescale="skip")
+    save_entries(
+        stage.registry, "l20", [make_entry(config=won.name, kernel=f"{PROBLEM.name}_{won.name}")], {DIGEST: CUBIN}
+    )
+    stage.invoke("--head-dim", "128", "--tokens", "16384")
+    stage.invoke("--head-dim", "128", "--tokens", "16384", "--incumbent", "default")
+    causal = Problem(128, "bf16", True)
+    assert stage.requests[0].starts == {PROBLEM: (won,), causal: (won,)}
+    assert stage.requests[1].starts == {}
 
 
 def test_a_sitting_may_be_of_some_lengths(stage: Stage) -> None:

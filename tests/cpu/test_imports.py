@@ -149,18 +149,25 @@ ORDER = (
     "tuning.mma_cost",
     "tuning.wgmma_cost",
     "tuning.model",
+    "tuning.strategy",
+    "tuning.effort",
+    "tuning.gains",
+    "tuning.ranking",
     "tuning.proposer",
     "tuning.search",
+    "tuning.sharing",
     "tuning.variants",
     "tuning.pipeline",
     "tuning.plant",
     "tuning.examine",
+    "tuning.replay",
     "tuning.finals",
     "tuning.entries",
     "tuning.gatekeeper",
     "tuning.ledger",
     "tuning.request",
     "tuning.incumbents",
+    "tuning.starts",
     "tuning.judge",
     "tuning.repeat",
     "tuning.offline",
@@ -184,7 +191,18 @@ TUNE_PATH = (
 RUN_PATH = ("registry", "runtime.dispatch", "runtime.op")
 #: Helpers that commands share; commands import no other command.
 SHARED_COMMAND_MODULES = {
-    f"sagegen.cli.{name}" for name in ("around", "keeping", "options", "race", "repeat", "values", "watch")
+    f"sagegen.cli.{name}"
+    for name in (
+        "around",
+        "keeping",
+        "options",
+        "race",
+        "repeat",
+        "replay",
+        "tuning_options",
+        "values",
+        "watch",
+    )
 }
 #: What a caller of `sagegen.attention` must not pay for.
 HEAVY = ("optuna", "jinja2", "click", "rich", "matplotlib", "sqlalchemy", "cuda", "pynvml", "ninja", "filelock")

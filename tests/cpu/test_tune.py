@@ -10,11 +10,12 @@ import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from optuna.storages import BaseStorage
 
 from sagegen.build import BuildFailure, Built
 from sagegen.cubin import Resources
@@ -34,7 +35,9 @@ from sagegen.toolkit import Toolkit
 from sagegen.tuning.events import Attempted, Decided, Event, Started, Warned
 from sagegen.tuning.journal import Journal, Outcome, read_journal
 from sagegen.tuning.plant import EXPECTED, PLANTS
-from sagegen.tuning.request import Request, Result, Tools
+from sagegen.tuning.request import Request, Result, Tools, make_searchers
+from sagegen.tuning.search import Searcher
+from sagegen.tuning.strategy import Strategy
 from sagegen.tuning.tune import tune
 
 GPU = find_gpu("l20")
@@ -192,20 +195,28 @@ class Bench:
     events: list[Event] = field(default_factory=list)
     stop_after: int | None = None
     stop_with: type[BaseException] = KeyboardInterrupt
+    searchers: Mapping[Problem, Searcher] = field(default_factory=dict)
 
     @property
     def journal(self) -> Path:
         return self.folder / "journal.jsonl"
 
-    def tune(self, problems: Sequence[Problem] = (PROBLEM,), **changes: object) -> Result:
+    def tune(
+        self, problems: Sequence[Problem] = (PROBLEM,), storage: BaseStorage | None = None, **changes: object
+    ) -> Result:
         self.events = []
-        request = Request(GPU, tuple(problems), **{"budget_s": None, "sampler": "random", **changes})  # type: ignore[arg-type]
+        request = Request(GPU, tuple(problems), **{"budget_s": None, "strategy": Strategy("random"), **changes})  # type: ignore[arg-type]
         workers = self.workers or [self.worker]
         device = DetectedGpu(0, "NVIDIA L20", GPU.sms, "580.1", "sm_89", GPU)
         toolkit = Toolkit(Path("/nvcc"), (13, 0), "V13.0.88")
         with Journal(self.journal) as journal:
-            tools = Tools(workers, [device] * len(workers), journal, Store(self.folder / "kernels"), toolkit)
+            store = Store(self.folder / "kernels")
+            tools = Tools(workers, [device] * len(workers), journal, store, toolkit, storage=storage)
             return tune(request, tools, self.listen)
+
+    def make_searchers(self, request: Request, toolkit: Toolkit) -> Mapping[Problem, Searcher]:
+        self.searchers = make_searchers(request, toolkit)
+        return self.searchers
 
     def listen(self, event: Event) -> None:
         self.events.append(event)
@@ -224,6 +235,7 @@ def make_bench(folder: Path, patch: pytest.MonkeyPatch) -> Bench:
         "sagegen.tuning.variants.build_batch", lambda *args, **options: made.compiler.build_batch(*args, **options)
     )
     patch.setattr("sagegen.tuning.request.all_searched_configs", lambda target: list(SPACE))
+    patch.setattr("sagegen.tuning.tune.make_searchers", lambda *asked: made.make_searchers(*asked))
     patch.setattr(telemetry, "read_state", lambda index: GpuState())
     return made
 
@@ -740,7 +752,7 @@ def test_f7_a_busy_gpu_is_refused_or_warned_of(bench: Bench, monkeypatch: pytest
 
 
 def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
-    bench.tune(trials=25, sampler="tpe")
+    bench.tune(trials=25, strategy=Strategy("tpe"))
     progress = [e.progress for e in bench.events if isinstance(e, Attempted)]
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
@@ -753,9 +765,9 @@ def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
 
 
 def test_f7_two_runs_with_different_seeds_find_the_same_winner(bench: Bench, tmp_path: Path) -> None:
-    first = bench.tune(trials=25, seed=1, sampler="tpe")
+    first = bench.tune(trials=25, seed=1, strategy=Strategy("tpe"))
     bench.folder = tmp_path / "second"
-    second = bench.tune(trials=25, seed=2, sampler="tpe")
+    second = bench.tune(trials=25, seed=2, strategy=Strategy("tpe"))
     assert [e.config for e in first.entries] == [e.config for e in second.entries]
 
 
