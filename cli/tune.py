@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sagegen.cli.keeping import keep_result
+from sagegen.cli.repeat import repeat_and_report
 from sagegen.cli.replay import run_replay
 from sagegen.cli.tuning_options import TuneOptions, tune_options, was_given
 from sagegen.errors import GpuMismatchError
-from sagegen.interrupts import deferred_interrupts
 from sagegen.tuning.strategy import DEFAULT_SAMPLER, Strategy
 
 if TYPE_CHECKING:
@@ -47,14 +48,13 @@ def command(asked: TuneOptions) -> None:
       sagegen tune --gpu h200 --effort quick --head-dim 64 --tokens 8192,16384
       sagegen tune --gpu h200 --storage postgresql+psycopg://tuner@db/sagegen --budget 1h
       sagegen tune --gpu rtx4090 --offline -o tuned/rtx4090.yaml
+      sagegen tune --gpu h200 --verify
       sagegen tune --replay docs/gpu-runs/2026-11-30c-h200-bf16-journal.jsonl.gz --sampler tpe
     """
     from sagegen.cli.watch import Watcher
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
     from sagegen.probing.result import measured_gpu
-    from sagegen.registry import Saved, save_entries
-    from sagegen.registry_stale import is_stale
     from sagegen.toolkit import find_toolkit
     from sagegen.tuning.proposer import check_sampler
 
@@ -69,21 +69,15 @@ def command(asked: TuneOptions) -> None:
     _require_writable(path, gpu)
     toolkit = find_toolkit(env)
     request = _make_request(gpu, asked, toolkit, env, measures=bool(devices))
+    if asked.verify and not devices:
+        raise click.UsageError(f"--verify repeats finals on {gpu.name}, which this machine has not")
     with Watcher() as watch:
         if devices:
             result = _measure(request, devices, asked, toolkit, env, watch)
         else:
             result = _rank(request, toolkit, env, asked.jobs, watch)
-    cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
-    with deferred_interrupts():  # what was found must not be lost while it is written
-<<<<<<< HEAD
-        saved = save_entries(path, gpu.name, result.entries, cubins) if result.entries else Saved((), ())
+    result, saved = keep_result(path, gpu.name, result)
     _report(result, saved, path, gpu, asked.as_json, has_journal=bool(devices))
-=======
-        saved = save_entries(path, gpu.name, result.entries, cubins, is_stale) if result.entries else Saved((), ())
-    _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
-# fmt: on
->>>>>>> main
 
 
 def _choose_devices(gpu: Gpu, asked: TuneOptions) -> list[DetectedGpu]:
@@ -121,6 +115,7 @@ def _make_request(gpu: Gpu, asked: TuneOptions, toolkit: Toolkit, env: Env, meas
         lengths=asked.lengths,
         effort=asked.effort,
         patience=asked.patience or asked.effort.patience,
+        force=asked.force,
     )
 
 
@@ -179,7 +174,10 @@ def _measure(
     jobs = asked.jobs or max(1, len(os.sched_getaffinity(0)) - 2)
     workers = [Worker(device.index) for device in devices]
     with Journal(path) as journal:
-        return tune(request, Tools(workers, devices, journal, open_store(env), toolkit, jobs, storage), listen)
+        tools = Tools(workers, devices, journal, open_store(env), toolkit, jobs, storage)
+        if asked.verify:
+            repeat_and_report(request, tools, listen, asked.as_json)
+        return tune(request, tools, listen)
 
 
 def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen: Listener) -> Result:

@@ -72,6 +72,8 @@ class TuneOptions:
     seeds: int
     starts: int
     plants: tuple[Plant, ...]
+    force: bool
+    verify: bool
     as_json: bool
 
     @property
@@ -150,6 +152,10 @@ _OPTIONS = (
                  "samplers alone."),
     click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
                  help="Self-test: add a candidate that crashes, hangs or does not compile."),
+    click.option("--force", is_flag=True, help="Measure although others use the GPU; times will be off."),
+    click.option("--verify", is_flag=True,
+                 help="Tune nothing: repeat the finals of registry and journal in a fresh process; 1 where they "
+                 "disagree."),
     json_option,
 )
 # fmt: on

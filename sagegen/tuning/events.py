@@ -9,6 +9,18 @@ from sagegen.tuning.journal import Outcome, Record
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """The configs are being listed and the workers started, which takes seconds, on a loaded machine many.
+
+    Attributes:
+        problem: of an offline run, which takes one after another and has no workers.
+    """
+
+    gpu: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The search begins.
 
@@ -100,7 +112,7 @@ class Decided:
     speed_vs_sdpa: float | None
 
 
-Event = Started | Warned | Attempted | Heard | FinalsStarted | GateStarted | Decided
+Event = Preparing | Started | Warned | Attempted | Heard | FinalsStarted | GateStarted | Decided
 Listener = Callable[[Event], None]
 
 

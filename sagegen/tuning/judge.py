@@ -13,7 +13,7 @@ from msgspec import structs
 from sagegen.build import Built
 from sagegen.cubin import Resources
 from sagegen.entry import Entry, Tier
-from sagegen.measuring.telemetry import GpuState, read_state
+from sagegen.measuring.telemetry import GpuState, kept_slowdowns, read_state
 from sagegen.plan import ROLES
 from sagegen.problem import Problem, TunedLength
 from sagegen.space import Config
@@ -191,10 +191,17 @@ class Judge:
         for config, outcome, reason in bout.failures:
             self._ledger.enter(self._variant(problem, config), phase, Attempt(outcome, reason))
             self._listen(Warned(f"{problem.name} {config.name} fell out of the finals: {outcome}: {reason}"))
+        if reasons := kept_slowdowns(bout.conditions):
+            tokens = bout.match.length.tokens
+            self._listen(Warned(f"{problem.name} at {tokens} tokens: times of a GPU that throttled ({reasons})"))
         for config, times in bout.kernel_us.items():
-            samples = make_samples(bout.match.shape, times, bout.call_us[config])
-            variant = self._variant(problem, config)
-            self._ledger.enter(variant, phase, Attempt("ok", samples=(samples,)), self._built[problem, config])
+            data = {"kernel_us": times, "call_us": bout.call_us[config], "conditions": bout.conditions or None}
+            attempt = Attempt(
+                "ok",
+                samples=(make_samples(bout.match.shape, data),),
+                first_failure=bout.cleared.get(config, ""),
+            )
+            self._ledger.enter(self._variant(problem, config), phase, attempt, self._built[problem, config])
 
     def _report(self, key: _TieredCase, decision: Decision) -> None:
         problem, length, tier = key

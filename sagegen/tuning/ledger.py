@@ -179,6 +179,7 @@ class Ledger:
             shared_from=shared_from,
             date=_now(),
             seconds=round(attempt.seconds, 3),
+            first_failure=attempt.first_failure,
         )
         self._journal.append(record)
         if phase in ("build", "screen"):

@@ -26,7 +26,7 @@ from sagegen.rules import all_searched_configs, default_config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.entries import predicted_entry
-from sagegen.tuning.events import Attempted, Decided, Listener, Started, ignore
+from sagegen.tuning.events import Attempted, Decided, Listener, Preparing, Started, ignore
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.gatekeeper import Gate, Gatekeeper
 from sagegen.tuning.journal import Outcome, Record
@@ -207,6 +207,7 @@ class _OfflineRun:
         trials = self.request.trials or DEFAULT_TRIALS
         chosen, total = {}, 0
         for problem in self.request.problems:
+            self.listen(Preparing(self.request.gpu.name, problem.name))
             target = make_target(self.request, problem, self.toolkit)
             configs = all_searched_configs(target)
             total += len(configs)

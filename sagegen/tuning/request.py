@@ -38,9 +38,10 @@ class Request:
         starts: by problem, what won elsewhere and is tried before the model's favourites, see `starts`.
         plants: faults to plant, see `plant`.
         lengths: measured at each; a bucket of the registry goes with each.
-        build_timeout_s: for each compiler.
+        build_timeout_s: for each compiler, less where the budget is short.
         effort: launches of a screen, finalists and rounds of finals.
         patience: attempts at a problem without a gain after which its search ends; None: it goes on.
+        force: measure although others use the GPU.
     """
 
     gpu: Gpu
@@ -57,6 +58,7 @@ class Request:
     build_timeout_s: float = 60.0
     effort: Effort = EFFORTS["full"]
     patience: int | None = None
+    force: bool = False
 
     def incumbents_of(self, problem: Problem) -> list[Config]:
         """All configs that are to beat at the run's lengths, of both tiers."""

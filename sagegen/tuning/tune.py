@@ -11,27 +11,29 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from dataclasses import replace
 
 from sagegen.build import BuildFailure, Built
 from sagegen.errors import BuildError, GpuMismatchError, SagegenError, WorkerError
 from sagegen.gpu import Gpu
+from sagegen.interrupts import deferred_interrupts
 from sagegen.measuring.jobs import Ping, Reply
-from sagegen.measuring.telemetry import describe_others, read_state
 from sagegen.measuring.verdict import PROTOCOL
 from sagegen.problem import Problem
 from sagegen.rules import default_config
 from sagegen.space import Config
 from sagegen.tuning.entries import Place
-from sagegen.tuning.events import Attempted, Heard, Listener, Started, Warned, ignore
+from sagegen.tuning.events import Attempted, Heard, Listener, Preparing, Started, Warned, ignore
 from sagegen.tuning.examine import Attempt, Examiner, Lanes, screen_launches
 from sagegen.tuning.journal import Phase
 from sagegen.tuning.judge import Judge
 from sagegen.tuning.ledger import Facts, Ledger
+from sagegen.tuning.occupancy import look_for_others
+from sagegen.tuning.pipeline import Pipeline
 from sagegen.tuning.plant import plant_variant
 from sagegen.tuning.request import Request, Result, Tools, make_searchers, make_target
 from sagegen.tuning.sharing import SharedStudies
-from sagegen.tuning.variants import BuildAhead, Builds, Renderer, Variant
+from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
 __all__ = ["Request", "Result", "Tools", "tune"]
 
@@ -39,6 +41,7 @@ _SEARCH_SHARE = 0.7  # of the budget; the rest is for finals and confirmation
 _BATCH_PER_PROBLEM = 2
 _BATCH_PER_GPU = 8  # where there are as many compilers: on H200 machines one took as long as some eight screens
 _PING_TIMEOUT_S = 120.0
+_LEAST_BUILD_TIMEOUT_S = 30.0
 
 _Item = tuple[Variant, Built]
 
@@ -51,6 +54,8 @@ def tune(request: Request, tools: Tools, listen: Listener = ignore) -> Result:
     Raises:
         BuildError: nothing compiled; the message carries the compiler's first error.
         WorkerError: nothing could be measured, or the worker cannot be started.
+        GpuBusyError: others use the GPU, and the request does not say that it may be measured on all the same.
+        GpuLostError, JournalError: the GPU is gone, or the disk is full, and there is no best so far to keep.
         GpuMismatchError: the worker sees another GPU than the request names.
     """
     run = _Run(request, tools, listen)
@@ -62,12 +67,20 @@ def tune(request: Request, tools: Tools, listen: Listener = ignore) -> Result:
         run.judge.run_finals(run.deadline(1.0))
     except (KeyboardInterrupt, SagegenError) as error:
         cause = error
-    finally:
+    except BaseException:
         run.close()
-    entries, cubins = run.judge.entries()
-    if not entries and isinstance(cause, SagegenError):
+        raise
+    result = Result((), {})
+    try:
+        with deferred_interrupts():  # what was found must not be lost by a signal that comes now
+            run.close()
+            entries, cubins = run.judge.entries()
+            result = Result(entries, cubins, tuple(run.ledger.records.values()))
+    except KeyboardInterrupt as error:
+        cause = cause or error
+    if not result.entries and isinstance(cause, SagegenError):
         raise cause
-    return Result(entries, cubins, tuple(run.ledger.records.values()), cause)
+    return replace(result, cause=cause)
 
 
 class _Run:
@@ -80,7 +93,7 @@ class _Run:
         self.listen = listen
         self.renderer = Renderer()
         self.builder = BuildAhead(
-            request.gpu.arch, tools.store, tools.toolkit, jobs=tools.jobs, timeout_s=request.build_timeout_s
+            request.gpu.arch, tools.store, tools.toolkit, jobs=tools.jobs, timeout_s=_build_timeout_s(request)
         )
         self.lanes = Lanes([Examiner(worker, request.lengths) for worker in tools.workers])
         device = tools.devices[0]
@@ -105,9 +118,8 @@ class _Run:
 
     def begin(self) -> None:
         """Compile the defaults and start the workers while the space is enumerated; resume from the journal."""
-        for device in self.tools.devices:
-            if warning := describe_others(read_state(device.index), own=()):
-                self.listen(Warned(f"GPU {device.index}: {warning}"))
+        look_for_others(self.tools.devices, self.request.force, self.listen)
+        self.listen(Preparing(self.request.gpu.name))
         self.builder.submit([self.renderer.variant(*pair) for pair in self.defaults.items()])
         pings = self.lanes.each(lambda examiner: examiner.run(Ping(), _PING_TIMEOUT_S))
         searchers = make_searchers(self.request, self.tools.toolkit)
@@ -140,14 +152,15 @@ class _Run:
                 raise WorkerError(message, "give a larger --budget, or check the machine with: sagegen doctor")
 
     def _batches(self) -> Iterator[list[Variant]]:
-        """Batches to build; the first has the defaults, unless a journal knows them, and the planted faults."""
+        """Batches to build; the first has the defaults, unless a journal knows them, the second the planted faults."""
         compilers = self.tools.jobs or len(os.sched_getaffinity(0))
         gpus = len(self.tools.workers)
         size = max(_BATCH_PER_PROBLEM * len(self.request.problems), 2 * gpus, min(compilers, _BATCH_PER_GPU * gpus))
-        batch = self._ask(len(self.request.problems)) + self._plant()
-        while batch:
+        yield self._ask(len(self.request.problems))
+        if planted := self._plant():
+            yield planted
+        while not self._is_late() and (batch := self._ask(size)):
             yield batch
-            batch = [] if self._is_late() else self._ask(size)
 
     def _ask(self, count: int) -> list[Variant]:
         """Up to `count` variants to build, chosen with what other machines found by now."""
@@ -166,25 +179,14 @@ class _Run:
             planted.append(plant_variant(self.renderer.variant(problem, config), plant))
         return planted
 
-    def _built(self) -> Iterator[tuple[list[Variant], Builds]]:
-        """Batch after batch, built; the next is in the compiler's hands before one is given out."""
-        ahead: tuple[list[Variant], Future[Builds]] | None = None
-        for batch in self._batches():
-            following = (batch, self.builder.submit(batch))
-            if ahead:
-                yield ahead[0], ahead[1].result()
-            ahead = following
-        if ahead:
-            yield ahead[0], ahead[1].result()
-
     def _leaders(self, followers: list[_Item]) -> Iterator[_Item]:
         """What is to be examined as soon as a GPU is free; failed builds are recorded instead.
 
         Of equal code one goes first; those that came while it was on a GPU go to `followers`, and come when it is done.
         """
-        for batch, builds in self._built():
-            for variant in batch:
-                built = builds[variant.name]
+        pipeline = Pipeline(self.builder)
+        for results in pipeline.run(self._batches(), lambda: self.deadline(_SEARCH_SHARE)):
+            for variant, built in results:
                 if isinstance(built, BuildFailure):
                     self._enter(variant, "build", Attempt(built.outcome, built.reason))
                 elif reason := self._spill_reason(variant, built):
@@ -221,8 +223,8 @@ class _Run:
         return attempt, twin.config if twin else ""
 
     def _in_time(self, items: Iterable[_Item]) -> Iterator[_Item]:
-        """`items` while the search has time left; defaults in any case, since nothing counts without them."""
-        return (item for item in items if not self._is_late() or self._must_run(item[0]))
+        """`items` while the search has time left; defaults, without which nothing counts, and plants in any case."""
+        return (item for item in items if not self._is_late() or self._must_run(item[0]) or item[0].planted)
 
     def _must_run(self, variant: Variant) -> bool:
         return variant.config == self.defaults[variant.problem]
@@ -269,6 +271,12 @@ class _Run:
     def _is_late(self) -> bool:
         end = self.deadline(_SEARCH_SHARE)
         return end is not None and time.monotonic() >= end
+
+
+def _build_timeout_s(request: Request) -> float:
+    """For each compiler: none may take more than half of a short run, nor less than an honest one needs."""
+    limit = request.build_timeout_s
+    return limit if request.budget_s is None else min(limit, max(_LEAST_BUILD_TIMEOUT_S, request.budget_s / 2))
 
 
 def _share(request: Request, tools: Tools) -> SharedStudies | None:

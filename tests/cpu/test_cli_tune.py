@@ -133,7 +133,7 @@ def test_with_the_gpu_present_it_measures_and_says_where_the_result_is(stage: St
     assert found[0] == make_entry()
 
 
-def test_with_no_gpu_at_all_it_announces_offline_first(stage: Stage) -> None:
+def test_f9_with_no_gpu_at_all_it_announces_offline_first(stage: Stage) -> None:
     result = stage.invoke()
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[0] == "No GPU in this machine: tuning l20 offline, which measures nothing."
@@ -167,7 +167,7 @@ def test_offline_is_taken_at_its_word_with_any_gpu_present(stage: Stage) -> None
 @pytest.mark.parametrize(
     ("present", "names"), [("h200", ("l20", "h200", "NVIDIA H200")), ("unknown", ("l20", "NVIDIA T4"))]
 )
-def test_another_gpu_is_refused_with_both_names_and_both_remedies(
+def test_f9_another_gpu_is_refused_with_both_names_and_both_remedies(
     stage: Stage, present: str, names: tuple[str, ...]
 ) -> None:
     stage.present = [PRESENT[present]]
@@ -364,7 +364,7 @@ def test_predicted_entries_do_not_replace_measured_ones(stage: Stage) -> None:
     assert found[0].provenance.kind == "measured"
 
 
-def test_interrupted_it_writes_the_best_so_far(stage: Stage) -> None:
+def test_f5_interrupted_it_writes_the_best_so_far(stage: Stage) -> None:
     stage.present = [PRESENT["l20"]]
     stage.cause = KeyboardInterrupt()
     result = stage.invoke()
@@ -390,7 +390,7 @@ def test_a_broken_machinery_writes_the_best_so_far_and_is_told(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("present", [True, False], ids=["measured", "offline"])
-def test_when_nothing_compiles_the_message_is_shown_and_the_registry_untouched(stage: Stage, present: bool) -> None:
+def test_f8_when_nothing_compiles_the_message_is_shown_and_the_registry_untouched(stage: Stage, present: bool) -> None:
     save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
     before = stage.registry.read_bytes()
 
@@ -484,3 +484,41 @@ def test_an_output_that_is_no_yaml_file_is_refused_before_anything_runs(stage: S
     assert result.exit_code == 2
     assert "ends in .yaml" in result.stderr
     assert stage.requests == []
+
+
+def test_verify_repeats_finals_and_tunes_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, bool]] = []
+
+    def repeat(request: Request, tools: Any, listen: Any, as_json: bool) -> None:
+        asked.append((request, as_json))
+        raise SystemExit(1)
+
+    monkeypatch.setattr("sagegen.cli.tune.repeat_and_report", repeat)
+    stage.present = [PRESENT["l20"]]
+    save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
+    result = stage.invoke("--verify", "--json", "--force", "--head-dim", "128", "--full")
+    assert (result.exit_code, stage.requests) == (1, [])
+    ((request, as_json),) = asked
+    assert as_json
+    assert request.force
+    assert request.incumbents[PROBLEM, TUNED_LENGTHS[1]] == CONFIG
+
+
+def test_verify_needs_the_gpu(stage: Stage) -> None:
+    result = stage.invoke("--verify")
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert "--verify repeats finals on l20, which this machine has not" in result.stderr
+
+
+def test_a_signal_while_the_registry_is_written_comes_after_that(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.present = [PRESENT["l20"]]
+
+    def save(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save_entries(*arguments)
+
+    monkeypatch.setattr("sagegen.registry.save_entries", save)
+    result = stage.invoke()
+    assert result.exit_code == 130
+    assert "Interrupted: the best so far is kept" in result.stderr
+    assert load_registry("l20").find(PROBLEM, 4096) is not None

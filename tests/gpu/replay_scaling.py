@@ -119,7 +119,7 @@ def time_run(landscape: Landscape, count: int, scale: float, folder: Path) -> tu
         patch.setattr("sagegen.tuning.request.all_searched_configs", lambda target: configs)
         patch.setattr("sagegen.tuning.request.default_config", lambda target: landscape.reference)
         patch.setattr("sagegen.tuning.tune.default_config", lambda target: landscape.reference)
-        patch.setattr("sagegen.tuning.tune.read_state", lambda index: GpuState())
+        patch.setattr("sagegen.tuning.occupancy.find_others", lambda index: None)
         patch.setattr("sagegen.tuning.judge.read_state", lambda index: GpuState())
         tools = Tools(workers, [device] * count, journal, Store(folder / "kernels"), toolkit, jobs=8)
         start = time.monotonic()
