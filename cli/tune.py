@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sagegen.cli.options import json_option, make_problem, mask_options, precision_option
-from sagegen.cli.values import Choices, Duration, RegistryFile
+from sagegen.cli.keeping import keep_result
+from sagegen.cli.repeat import repeat_and_report
+from sagegen.cli.replay import run_replay
+from sagegen.cli.tuning_options import TuneOptions, tune_options, was_given
 from sagegen.errors import GpuMismatchError
-from sagegen.interrupts import deferred_interrupts
-from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_LENGTHS, Problem
-from sagegen.tuning.plant import PLANTS
-from sagegen.tuning.search import SAMPLERS
+from sagegen.tuning.strategy import DEFAULT_SAMPLER, Strategy
 
 if TYPE_CHECKING:
     from sagegen.entry import Entry
@@ -29,65 +28,12 @@ if TYPE_CHECKING:
     from sagegen.tuning.journal import Outcome
     from sagegen.tuning.request import Request, Result
 
-_MEASURED_BUDGET_S = 600.0
-_OFFLINE_BUDGET_S = 360.0
 _WIDTH = 240
-_TOKENS = tuple(str(length.tokens) for length in TUNED_LENGTHS)
 
 
-# fmt: off
 @click.command("tune")
-@click.option("--gpu", "gpu_name", default="l20", show_default=True, metavar="NAME", help="GPU to tune for.")
-@click.option("--head-dim", "head_dims", type=Choices(tuple(map(str, HEAD_DIMS))), default="64,128", show_default=True,
-              help="Head dims, separated by commas.")
-@click.option("--dtype", "dtypes", type=Choices(DTYPES), default="bf16", show_default=True, help="Input dtypes.")
-@mask_options(both_note="; the default")
-@precision_option
-@click.option("--tokens", type=Choices(_TOKENS), default=",".join(_TOKENS), show_default=True,
-              help="Lengths to tune at, each with the bucket around it, separated by commas.")
-@click.option("--budget", "budget_s", type=Duration(),
-              help="Time for everything: 90s, 6m, 1h30m. [10m; offline 6m; none with --trials]")
-@click.option("--trials", type=click.IntRange(min=1), help="Configs tried per problem.")
-@click.option("--offline", is_flag=True, help="Compile and rank for a GPU that is absent; measures nothing.")
-@click.option("--resume/--fresh", default=True, show_default=True, help="Go on from the journal, or set it aside.")
-@click.option("--journal", "journal_path", type=click.Path(dir_okay=False, path_type=Path),
-              help="Journal of measurements. [<cache folder>/journals/<gpu>.jsonl]")
-@click.option("--incumbent", metavar="NAME", help="Config to beat: a name, `default` or `worst`. [the registry's]")
-@click.option("--sampler", type=click.Choice(SAMPLERS), default="tpe", show_default=True,
-              help="How configs are chosen; the others are baselines.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the sampler and of the order of finals.")
-@click.option("--devices", "device_count", type=click.IntRange(min=1), default=1, show_default=True,
-              help="GPUs of this machine that measure side by side.")
-@click.option("--jobs", type=click.IntRange(min=1), help="Compilers at a time. [all cores; two fewer while measuring]")
-@click.option("-o", "--output", type=RegistryFile(), metavar="FILE",
-              help="Registry file to write. [<tuned folder>/<gpu>.yaml]")
-@click.option("--probe", "probe_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-              help="What `sagegen probe -o FILE` measured on that GPU: the model prefers it to the table of GPUs.")
-@click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
-              help="Self-test: add a candidate that crashes, hangs or does not compile.")
-@json_option
-def command(
-    gpu_name: str,
-    head_dims: tuple[str, ...],
-    dtypes: tuple[str, ...],
-    mask: str | None,
-    precision: str,
-    tokens: tuple[str, ...],
-    budget_s: float | None,
-    trials: int | None,
-    offline: bool,
-    resume: bool,
-    journal_path: Path | None,
-    incumbent: str | None,
-    sampler: str,
-    seed: int,
-    device_count: int,
-    jobs: int | None,
-    output: Path | None,
-    probe_file: Path | None,
-    plants: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@tune_options
+def command(asked: TuneOptions) -> None:
     """Search the best configs for a GPU and write its registry.
 
     With that GPU in the machine, candidates are measured: accuracy first, then speed, the best ones against each other
@@ -99,65 +45,77 @@ def command(
     Example:
       sagegen tune --gpu l20
       sagegen tune --gpu h200 --head-dim 128 --causal --budget 6m
-      sagegen tune --gpu h200 --head-dim 64 --tokens 8192,16384 --budget 8m
+      sagegen tune --gpu h200 --effort quick --head-dim 64 --tokens 8192,16384
+      sagegen tune --gpu h200 --storage postgresql+psycopg://tuner@db/sagegen --budget 1h
       sagegen tune --gpu rtx4090 --offline -o tuned/rtx4090.yaml
-      sagegen tune --gpu rtx4090 --offline --precision int4
+      sagegen tune --gpu h200 --verify
+      sagegen tune --replay docs/gpu-runs/2026-11-30c-h200-bf16-journal.jsonl.gz --sampler tpe
     """
     from sagegen.cli.watch import Watcher
     from sagegen.env import read_env
     from sagegen.gpu import find_gpu
     from sagegen.probing.result import measured_gpu
-    from sagegen.registry import Saved, save_entries
-    from sagegen.registry_stale import is_stale
     from sagegen.toolkit import find_toolkit
-    from sagegen.tuning.incumbents import find_fine_incumbents, find_incumbents
-    from sagegen.tuning.request import Request
+    from sagegen.tuning.proposer import check_sampler
 
-    gpu = measured_gpu(find_gpu(gpu_name), probe_file)
-    if offline and device_count > 1:
-        raise click.UsageError("--devices counts GPUs that measure, and --offline measures nothing: leave one out")
-    devices = [] if offline else find_devices(gpu, device_count)
-    if not devices and not offline:
-        click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
+    if asked.replay:
+        run_replay(asked)
+        return
+    check_sampler(asked.sampler or DEFAULT_SAMPLER)
+    gpu = measured_gpu(find_gpu(asked.gpu_name), asked.probe_file)
+    devices = _choose_devices(gpu, asked)
     env = read_env()
-    path = output or env.tuned_dir / f"{gpu.name}.yaml"
+    path = asked.output or env.tuned_dir / f"{gpu.name}.yaml"
     _require_writable(path, gpu)
     toolkit = find_toolkit(env)
-    problems = _make_problems(head_dims, dtypes, mask, precision)
-    request = Request(
-        gpu,
-        problems,
-        budget_s=budget_s or (None if trials else _MEASURED_BUDGET_S if devices else _OFFLINE_BUDGET_S),
-        trials=trials,
-        sampler=next(name for name in SAMPLERS if name == sampler),
-        seed=seed,
-        incumbents=find_incumbents(gpu, problems, incumbent, toolkit, env),
-        fine_incumbents={} if incumbent else find_fine_incumbents(gpu, problems, toolkit, env),
-        plants=tuple(name for name in PLANTS if name in plants),
-        lengths=tuple(t for t in TUNED_LENGTHS if str(t.tokens) in tokens),
-    )
+    request = _make_request(gpu, asked, toolkit, env, measures=bool(devices))
+    if asked.verify and not devices:
+        raise click.UsageError(f"--verify repeats finals on {gpu.name}, which this machine has not")
     with Watcher() as watch:
         if devices:
-            journal = journal_path or env.cache_dir / "journals" / f"{gpu.name}.jsonl"
-            result = _measure(request, devices, journal, resume, toolkit, env, jobs, watch)
+            result = _measure(request, devices, asked, toolkit, env, watch)
         else:
-            result = _rank(request, toolkit, env, jobs, watch)
-    cubins = {digest: file.read_bytes() for digest, file in result.cubins.items()}
-    with deferred_interrupts():  # what was found must not be lost while it is written
-        saved = save_entries(path, gpu.name, result.entries, cubins, is_stale) if result.entries else Saved((), ())
-    _report(result, saved, path, gpu, as_json, has_journal=bool(devices))
-# fmt: on
+            result = _rank(request, toolkit, env, asked.jobs, watch)
+    result, saved = keep_result(path, gpu.name, result)
+    _report(result, saved, path, gpu, asked.as_json, has_journal=bool(devices))
 
 
-def _make_problems(
-    head_dims: tuple[str, ...], dtypes: tuple[str, ...], mask: str | None, precision: str
-) -> tuple[Problem, ...]:
-    masks = {"causal": (True,), "full": (False,), "both": (False, True)}[mask or "both"]
-    return tuple(
-        make_problem(head_dim, dtype, causal, precision)
-        for head_dim in head_dims
-        for dtype in dtypes
-        for causal in masks
+def _choose_devices(gpu: Gpu, asked: TuneOptions) -> list[DetectedGpu]:
+    """The GPUs that measure; [] when nothing is measured, which is announced unless it was asked for."""
+    if asked.offline:
+        for name in ("devices", "storage"):
+            if was_given(name):
+                raise click.UsageError(
+                    f"--{name} is for GPUs that measure, and --offline measures nothing: leave one out"
+                )
+        return []
+    devices = find_devices(gpu, asked.devices)
+    if not devices:
+        click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
+    return devices
+
+
+def _make_request(gpu: Gpu, asked: TuneOptions, toolkit: Toolkit, env: Env, measures: bool) -> Request:
+    from sagegen.tuning.incumbents import find_fine_incumbents, find_incumbents
+    from sagegen.tuning.request import Request
+    from sagegen.tuning.starts import find_starts
+
+    problems, is_cold = asked.problems, asked.incumbent is not None
+    return Request(
+        gpu,
+        problems,
+        budget_s=asked.run_budget_s(measures),
+        trials=asked.trials,
+        strategy=Strategy(sampler=asked.sampler or DEFAULT_SAMPLER),
+        seed=asked.seed,
+        incumbents=find_incumbents(gpu, problems, asked.incumbent, toolkit, env),
+        fine_incumbents={} if is_cold else find_fine_incumbents(gpu, problems, toolkit, env),
+        starts={} if is_cold else find_starts(gpu, problems, toolkit, env),
+        plants=asked.plants,
+        lengths=asked.lengths,
+        effort=asked.effort,
+        patience=asked.patience or asked.effort.patience,
+        force=asked.force,
     )
 
 
@@ -172,8 +130,8 @@ def _require_writable(path: Path, gpu: Gpu) -> None:
         raise RegistryError(f"{path.parent} cannot be written", "name another file with -o")
 
 
-def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
-    """`count` GPUs of this machine that are `gpu`; [] when it has none at all and one would do.
+def find_devices(gpu: Gpu, count: int | None) -> list[DetectedGpu]:
+    """`count` GPUs of this machine that are `gpu`, None: all; [] when it has none at all and one would do.
 
     Raises:
         GpuMismatchError: it has others only, or fewer.
@@ -190,7 +148,7 @@ def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
             f"--gpu {gpu.name}, but this machine has {found.product} ({name})",
             f"measure it with {also}, or add --offline to compile and rank for {gpu.name} without measuring",
         )
-    if count > max(1, len(matching)):
+    if count is not None and count > max(1, len(matching)):
         raise GpuMismatchError(
             f"--devices {count}, but this machine has {len(matching)} of {gpu.name}",
             f"give --devices {len(matching)}" if matching else "leave out --devices to tune offline",
@@ -199,28 +157,27 @@ def find_devices(gpu: Gpu, count: int) -> list[DetectedGpu]:
 
 
 def _measure(
-    request: Request,
-    devices: list[DetectedGpu],
-    journal_path: Path,
-    resume: bool,
-    toolkit: Toolkit,
-    env: Env,
-    jobs: int | None,
-    listen: Listener,
+    request: Request, devices: list[DetectedGpu], asked: TuneOptions, toolkit: Toolkit, env: Env, listen: Listener
 ) -> Result:
     from sagegen.measuring.worker import Worker
     from sagegen.store import open_store
     from sagegen.tuning.journal import Journal, set_aside
     from sagegen.tuning.request import Tools
+    from sagegen.tuning.sharing import open_storage
     from sagegen.tuning.tune import tune
 
-    if not resume:
-        set_aside(journal_path, datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S"))
+    storage = open_storage(asked.storage) if asked.storage else None
+    path = asked.journal_path or env.cache_dir / "journals" / f"{request.gpu.name}.jsonl"
+    if not asked.resume:
+        set_aside(path, datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S"))
     # launches must not wait for a core while compilers run
-    jobs = jobs or max(1, len(os.sched_getaffinity(0)) - 2)
+    jobs = asked.jobs or max(1, len(os.sched_getaffinity(0)) - 2)
     workers = [Worker(device.index) for device in devices]
-    with Journal(journal_path) as journal:
-        return tune(request, Tools(workers, devices, journal, open_store(env), toolkit, jobs), listen)
+    with Journal(path) as journal:
+        tools = Tools(workers, devices, journal, open_store(env), toolkit, jobs, storage)
+        if asked.verify:
+            repeat_and_report(request, tools, listen, asked.as_json)
+        return tune(request, tools, listen)
 
 
 def _rank(request: Request, toolkit: Toolkit, env: Env, jobs: int | None, listen: Listener) -> Result:

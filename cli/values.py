@@ -52,3 +52,32 @@ class RegistryFile(click.ParamType[Path]):
         if path.suffix != ".yaml" or path.is_dir():
             self.fail(f"{str(value)!r} is no registry file; write a path that ends in .yaml", param, ctx)
         return path
+
+
+class DeviceCount(click.ParamType["int | None"]):
+    """How many GPUs; `all` is None."""
+
+    name = "count"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        text = str(value).strip().lower()
+        if text == "all":
+            return None
+        if not text.isdecimal() or int(text) == 0:
+            self.fail(f"{value!r} is no count of GPUs; write a number from 1 on, or all", param, ctx)
+        return int(text)
+
+
+class JournalFiles(click.ParamType[tuple[Path, ...]]):
+    """Files that exist, separated by commas."""
+
+    name = "files"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Path, ...]:
+        if isinstance(value, tuple):
+            return value
+        paths = tuple(Path(word.strip()) for word in str(value).split(","))
+        for path in paths:
+            if not path.is_file():
+                self.fail(f"there is no journal {str(path)!r}", param, ctx)
+        return paths

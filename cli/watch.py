@@ -10,7 +10,17 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from sagegen.tuning.events import Attempted, Decided, Event, FinalsStarted, GateStarted, Started, Warned
+from sagegen.tuning.events import (
+    Attempted,
+    Decided,
+    Event,
+    FinalsStarted,
+    GateStarted,
+    Heard,
+    Preparing,
+    Started,
+    Warned,
+)
 
 _STATUS_EVERY_S = 15.0
 
@@ -47,12 +57,17 @@ class Watcher:
             self._progress.stop()
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Started):
+        if isinstance(event, Preparing):
+            what = f" of {event.problem}" if event.problem else ", starting workers, compiling the default configs"
+            self._say(f"{event.gpu}: listing configs{what}")
+        elif isinstance(event, Started):
             self._say(_describe_start(event))
         elif isinstance(event, Warned):
             self._say(f"Warning: {event.message}")
         elif isinstance(event, Attempted):
             self._attempted(event)
+        elif isinstance(event, Heard):
+            self._say(f"{event.problem}: {event.speed:.3f}x the default on {event.machine}: {event.config}")
         elif isinstance(event, FinalsStarted):
             self._update(
                 event.index / event.count,

@@ -36,6 +36,8 @@ _UNWANTED_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 _LOG_FILE = "nvcc.log"
 _NINJA_OUTPUT = "ninja.out"
 _KILL_AFTER_S = 5
+#: Of each process of a compiler: many times what an honest kernel takes, so that one cannot take the whole machine.
+_MOST_MEMORY_KIB = 16 << 20
 _POLL_S = 0.1
 
 
@@ -246,7 +248,8 @@ def _write_ninja_file(folder: Path, sources: Sequence[Source], settings: _Settin
     limited = f"exec timeout -v -k {_KILL_AFTER_S} {settings.timeout_s:g}"
     nvcc = shlex.quote(str(settings.toolkit.nvcc)).replace("$", "$$")
     options = f"-arch=$arch {' '.join(FLAGS)} -o {CUBIN_FILE} {SOURCE_FILE}"
-    lines = ["rule nvcc", f"  command = cd $dir && {limited} {nvcc} {options} 2> {_LOG_FILE}"]
+    memory = f"ulimit -v {_MOST_MEMORY_KIB} 2> /dev/null"  # fails where the limit is lower already, and that will do
+    lines = ["rule nvcc", f"  command = cd $dir && {{ {memory}; {limited} {nvcc} {options} 2> {_LOG_FILE}; }}"]
     for index, source in enumerate(sources):
         edge = folder / str(index)
         edge.mkdir()
@@ -271,6 +274,7 @@ def _run_ninja(folder: Path, settings: _Settings) -> None:
                 process = subprocess.Popen(
                     [program, "-k", "0", "-j", str(settings.jobs)],
                     cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a terminal's Ctrl+C is ours to answer: compilers end when we say so
                 )  # fmt: skip
             while process.poll() is None:
                 _raise_if_stopped(settings.stop)

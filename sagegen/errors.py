@@ -97,5 +97,17 @@ class EmulatorError(SagegenError, RuntimeError):
         self.line = line
 
 
+class GpuBusyError(SagegenError, RuntimeError):
+    """Others use the GPU that is to be measured on, which makes every time wrong."""
+
+
+class GpuLostError(SagegenError, RuntimeError):
+    """The GPU does not answer any more, not even to a fresh process."""
+
+
+class JournalError(SagegenError, RuntimeError):
+    """A record could not be written to the journal; what was written before is whole."""
+
+
 class UnsupportedError(SagegenError, NotImplementedError):
     """No kernel can answer the call and SAGEGEN_STRICT=1 forbids the torch SDPA fallback."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,6 +18,9 @@ _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 _IMPORTER = "<frozen importlib._bootstrap>"
 #: How soon an interrupt that came during an import is tried again.
 _RETRY_S = 0.02
+#: Batch systems and shells send a signal more than once: what follows so soon says the same, and must not disturb what
+#: the first one began.
+_SAME_REQUEST_S = 3.0
 
 
 @contextmanager
@@ -48,8 +53,9 @@ class PromptInterrupts:
     """SIGINT and SIGTERM raise KeyboardInterrupt in the block, but never inside an import or a finalizer.
 
     An exception there does not end the program: numpy, loaded by torch's C++ code, is left half made, the error is
-    dropped or the process aborts. Such an interrupt is raised as soon as the import has ended. A signal that the
-    process ignores, as a shell's background jobs do SIGINT, stays ignored. Outside the main thread nothing changes.
+    dropped or the process aborts. Such an interrupt is raised as soon as the import has ended. Others that follow
+    within three seconds are the same request and raise nothing; a later one raises again. A signal that the process
+    ignores, as a shell's background jobs do SIGINT, stays ignored. Outside the main thread nothing changes.
 
     Attributes:
         arrived: whether one came, even if a library swallowed the exception since.
@@ -60,6 +66,7 @@ class PromptInterrupts:
         self._outermost: FrameType | None = None
         self._previous: dict[signal.Signals, Any] = {}
         self._held: int | None = None
+        self._raised_at = -math.inf
 
     def __enter__(self) -> PromptInterrupts:
         if threading.current_thread() is threading.main_thread():
@@ -77,7 +84,10 @@ class PromptInterrupts:
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self.arrived = True
+        if time.monotonic() - self._raised_at < _SAME_REQUEST_S:
+            return
         if self._may_raise(frame):
+            self._raised_at = time.monotonic()
             raise KeyboardInterrupt
         if signal.SIGALRM not in self._previous:
             self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._try_again)

@@ -41,6 +41,9 @@ class Timer(Protocol):
     def cold(self, launch: Launch) -> float:
         """Microseconds of one launch with cold L2."""
 
+    def warm(self, launch: Launch) -> float:
+        """Microseconds of one launch right behind another: L2 holds what that left."""
+
     def sustained(self, launch: Launch, seconds: float) -> float:
         """Mean microseconds of launches back to back for at least `seconds`."""
 
@@ -56,6 +59,10 @@ class EventTimer:
 
     def cold(self, launch: Launch) -> float:
         self._flushed.zero_()
+        return self._time(launch, 1)
+
+    def warm(self, launch: Launch) -> float:
+        launch()
         return self._time(launch, 1)
 
     def sustained(self, launch: Launch, seconds: float) -> float:
@@ -121,10 +128,38 @@ def warm_up(launch: Launch, timer: Timer) -> None:
     timer.sustained(launch, WARM_UP_S)
 
 
-def time_cold(launch: Launch, timer: Timer, count: int) -> list[float]:
-    """`count` times of single launches with cold L2, in the order measured, after a warm-up."""
+def _never() -> bool:
+    """Of a GPU that is not looked at."""
+    return False
+
+
+def take_rounds(take: Callable[[], T], count: int, is_throttled: Callable[[], bool] = _never) -> list[T]:
+    """`count` rounds of times, in the order taken; a round in which the GPU throttled is dropped and repeated.
+
+    After twice as many rounds it ends with what it has, and where less than half of `count` is left, throttled rounds
+    fill up.
+
+    Args:
+        take: takes the times of a round.
+        is_throttled: asked after each round; see `telemetry.Watch`.
+    """
+    good: list[T] = []
+    throttled: list[T] = []
+    while len(good) < count and len(good) + len(throttled) < 2 * count:
+        taken = take()
+        (throttled if is_throttled() else good).append(taken)
+    return good if 2 * len(good) >= count else [*good, *throttled[: count - len(good)]]
+
+
+def time_cold(launch: Launch, timer: Timer, count: int, is_throttled: Callable[[], bool] = _never) -> list[float]:
+    """`count` times of single launches with cold L2, in the order measured, after a warm-up; see `take_rounds`."""
     warm_up(launch, timer)
-    return [timer.cold(launch) for _ in range(count)]
+    return take_rounds(lambda: timer.cold(launch), count, is_throttled)
+
+
+def time_warm(launch: Launch, timer: Timer, count: int, is_throttled: Callable[[], bool] = _never) -> list[float]:
+    """The same with warm L2, right behind a launch of the same; without a warm-up."""
+    return take_rounds(lambda: timer.warm(launch), count, is_throttled)
 
 
 def time_host(call: Callable[[], object], wait: Callable[[], object], batches: int = 9) -> list[float]:
@@ -150,6 +185,7 @@ def interleave(
     sample: Callable[[T], float],
     rounds: int,
     seed: int = 0,
+    is_throttled: Callable[[], bool] = _never,
 ) -> dict[str, list[float]]:
     """Time rivals against each other: every round samples each once, in a random order of its own.
 
@@ -158,17 +194,20 @@ def interleave(
     Args:
         launches: by name; whatever `sample` takes.
         sample: the time of one of them, e.g. `timer.cold`.
+        is_throttled: as in `take_rounds`.
 
     Returns:
         By name, one time per round.
     """
     random = np.random.default_rng(seed)
     names = list(launches)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(rounds):
-        for index in random.permutation(len(names)):
-            times[names[index]].append(sample(launches[names[index]]))
-    return times
+
+    def take() -> dict[str, float]:
+        order = [names[index] for index in random.permutation(len(names))]
+        return {name: sample(launches[name]) for name in order}
+
+    taken = take_rounds(take, rounds, is_throttled)
+    return {name: [times[name] for times in taken] for name in names}
 
 
 #: torch SDPA backends that kernels are compared with.

@@ -62,8 +62,9 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="j
 class Screen(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="job", tag="screen"):
     """Times one candidate at one shape, L2 flushed before each launch.
 
-    Answers `{kernel_us: [...], call_us: [...], sustained_us: float | null}`: the attention kernel alone, all kernels of
-    the call, and the mean of back-to-back calls of the attention kernel.
+    Answers `{kernel_us: [...], call_us: [...], warm_us: [...], sustained_us: float | null, conditions: {...}}`: the
+    attention kernel alone, all kernels of the call, the attention kernel right behind another launch of it, the mean of
+    back-to-back calls of it, and `telemetry.Conditions`. Throttled launches are repeated, see `bench.take_rounds`.
 
     Attributes:
         launches: timed launches of each, after warm-up.
@@ -80,8 +81,9 @@ class Finals(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     """Times candidates against each other at one shape, interleaved in random order.
 
     Answers `{kernel_us: [[per round] per candidate], call_us: likewise, peers: {name: [per round]},
-    absent: {peer: reason}}`, candidates in the order given; the times of a round are pairs, whatever they are of.
-    When it fails, `{running}` names the candidate at fault.
+    absent: {peer: reason}, conditions: {...}}`, candidates in the order given; the times of a round are pairs, whatever
+    they are of. Throttled rounds are repeated, see `bench.take_rounds`; `conditions` is `telemetry.Conditions`.
+    When it fails, `{running}` names the candidate or the peer that ran last.
 
     Attributes:
         rounds: each round times every candidate once, in an order of its own.

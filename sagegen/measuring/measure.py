@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +18,7 @@ from sagegen.measuring.call import BoundCall, bind_call
 from sagegen.measuring.gate import Cases, run_gate
 from sagegen.measuring.inputs import DTYPES, INPUT_KINDS, Inputs, draw_normal, fitting_names, load_captured
 from sagegen.measuring.jobs import Candidate, Finals, Gate, Host, Job, Ping, Probe, Race, Reply, Screen, Tell
+from sagegen.measuring.telemetry import GpuState, Watch, glance, open_handle
 from sagegen.probing.run import run_probe
 from sagegen.problem import Problem, Shape, parse_problem
 from sagegen.runtime.op import attention
@@ -42,24 +44,20 @@ class Bench:
         self._cases = Cases(self._device)
         self._timer: bench.EventTimer | None = None
         self._draw = functools.lru_cache(_KEPT_SHAPES)(self._draw_inputs)
+        self._look: Callable[[], GpuState] | None = None
 
     def do(self, job: Job, tell: Tell) -> Reply:
-        """Do one job; errors of a candidate come back as outcomes, others are raised."""
+        """Do one job; errors of a candidate come back as outcomes, others are raised.
+
+        A job for which the memory does not suffice is done once more when everything that is kept has been dropped:
+        what earlier candidates took is not held against this one.
+        """
         try:
-            if isinstance(job, Ping):
-                return self._ping()
-            if isinstance(job, Gate):
-                return self._gate(job, tell)
-            if isinstance(job, Screen):
-                return self._screen(job, tell)
-            if isinstance(job, Host):
-                return self._host(job)
-            if isinstance(job, Race):
-                return self._race(job, tell)
-            if isinstance(job, Probe):
-                tell(job.probe)
-                return Reply("ok", data=run_probe(job.probe, Path(job.cubin), job.gpu_index, self._device))
-            return self._finals(job, tell)
+            try:
+                return self._do(job, tell)
+            except torch.OutOfMemoryError:
+                self._drop_memory()
+            return self._do(job, tell)
         except LoadError as error:
             return Reply("launch", str(error))
         except UnsupportedError as error:  # of a `Host` job: no kernel can answer the call
@@ -69,6 +67,28 @@ class Bench:
             if _context_is_alive():
                 return Reply("launch", reason)
             return Reply("crash", reason)
+
+    def _do(self, job: Job, tell: Tell) -> Reply:
+        if isinstance(job, Ping):
+            return self._ping()
+        if isinstance(job, Gate):
+            return self._gate(job, tell)
+        if isinstance(job, Screen):
+            return self._screen(job, tell)
+        if isinstance(job, Host):
+            return self._host(job)
+        if isinstance(job, Race):
+            return self._race(job, tell)
+        if isinstance(job, Probe):
+            tell(job.probe)
+            return Reply("ok", data=run_probe(job.probe, Path(job.cubin), job.gpu_index, self._device))
+        return self._finals(job, tell)
+
+    def _drop_memory(self) -> None:
+        self._cases.forget()
+        self._draw.cache_clear()
+        self._timer = None
+        torch.cuda.empty_cache()
 
     def _ping(self) -> Reply:
         properties = torch.cuda.get_device_properties(self._device)
@@ -95,11 +115,15 @@ class Bench:
         with _loaded([job.candidate], tell) as (program,):
             call = self._bind(program, job.shape)
             attention = functools.partial(call.launch_role, "attention")
-            data = {
-                "call_us": bench.time_cold(call.launch, timer, job.launches),
-                "kernel_us": bench.time_cold(attention, timer, job.launches),
+            watch = self._watch()
+            data: dict[str, Any] = {
+                "call_us": bench.time_cold(call.launch, timer, job.launches, watch.is_throttled),
+                "kernel_us": bench.time_cold(attention, timer, job.launches, watch.is_throttled),
+                "warm_us": bench.time_warm(attention, timer, job.launches, watch.is_throttled),
                 "sustained_us": timer.sustained(attention, job.sustained_s) if job.sustained_s else None,
             }
+            kept = sum(len(data[series]) for series in ("call_us", "kernel_us", "warm_us"))
+            data["conditions"] = watch.conditions(kept)
         return Reply("ok", data=data)
 
     def _finals(self, job: Finals, tell: Tell) -> Reply:
@@ -112,21 +136,37 @@ class Bench:
                 bench.warm_up(calls[-1].launch, timer)
             is_causal = programs[0].problem.is_causal
             peers, absent = bench.find_peers(*calls[0].inputs, is_causal) if job.peers else ({}, {})
-            for launch in peers.values():
+            for name, launch in peers.items():
+                tell(name)
                 bench.warm_up(launch, timer)
-            sample: Callable[[bench.Launch], float] = timer.cold
+            time_one: Callable[[bench.Launch], float] = timer.cold
             if job.sustained_s:
-                sample = functools.partial(timer.sustained, seconds=job.sustained_s)
-            kernels = {f"kernel {i}": functools.partial(call.launch_role, "attention") for i, call in enumerate(calls)}
-            wholes = {f"call {i}": call.launch for i, call in enumerate(calls)}
+                time_one = functools.partial(timer.sustained, seconds=job.sustained_s)
+
+            def sample(rival: tuple[str, bench.Launch]) -> float:
+                tell(rival[0])  # a fault of this launch is this rival's, and no one's who was loaded later
+                return time_one(rival[1])
+
+            names = [program.name for program in programs]
+            kernels = {
+                f"kernel {i}": (names[i], functools.partial(call.launch_role, "attention"))
+                for i, call in enumerate(calls)
+            }
+            wholes = {f"call {i}": (names[i], call.launch) for i, call in enumerate(calls)}
             # all in the same rounds: a peer's time is paired with the kernel's and with the whole call's
-            everyone: dict[str, bench.Launch] = {**kernels, **wholes, **peers}
-            times = bench.interleave(everyone, sample, job.rounds, job.seed)
+            everyone: dict[str, tuple[str, bench.Launch]] = {
+                **kernels,
+                **wholes,
+                **{name: (name, launch) for name, launch in peers.items()},
+            }
+            watch = self._watch()
+            times = bench.interleave(everyone, sample, job.rounds, job.seed, watch.is_throttled)
         data = {
             "kernel_us": [times[name] for name in kernels],
             "call_us": [times[name] for name in wholes],
             "peers": {name: times[name] for name in peers},
             "absent": absent,
+            "conditions": watch.conditions(len(times["call 0"])),
         }
         return Reply("ok", data=data)
 
@@ -164,6 +204,14 @@ class Bench:
         if self._timer is None:
             self._timer = bench.EventTimer(self._device)
         return self._timer
+
+    def _watch(self) -> Watch:
+        """What looks at this GPU once a round; at nothing where NVML does not know it."""
+        if self._look is None:
+            uuid = getattr(torch.cuda.get_device_properties(self._device), "uuid", "")
+            handle = open_handle(str(uuid))
+            self._look = GpuState if handle is None else functools.partial(glance, handle)
+        return Watch(self._look)
 
     def _bind(self, program: Program, shape: Shape) -> BoundCall:
         """A call whose scratch is filled, so that the attention kernel can run alone."""

@@ -29,6 +29,8 @@ START_TIMEOUT_S = 180.0
 _COMMAND = (sys.executable, "-m", "sagegen.measuring.worker_main")
 _READ_BYTES = 1 << 16
 _STDERR_TAIL_BYTES = 4096
+#: A killed process is not waited for any longer: the driver may hold it until the GPU is reset.
+_END_TIMEOUT_S = 30.0
 
 
 class Worker:
@@ -152,7 +154,10 @@ class _Child:
 
     def obituary(self) -> str:
         """How the process ended, with the last line that it wrote to stderr."""
-        code = self.process.wait()
+        try:
+            code = self.process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "worker is gone but does not end"
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         size = self.stderr.seek(0, os.SEEK_END)
         self.stderr.seek(max(0, size - _STDERR_TAIL_BYTES))
@@ -163,7 +168,8 @@ class _Child:
         self.closing = True
         with contextlib.suppress(ProcessLookupError):  # it ended by itself and left no children
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # whether the GPU still works, the next process shows
+            self.process.wait(_END_TIMEOUT_S)
         with self.in_use:
             for stream in (self.process.stdin, self.process.stdout, self.stderr):
                 stream.close()  # type: ignore[union-attr]

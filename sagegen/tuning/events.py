@@ -9,6 +9,18 @@ from sagegen.tuning.journal import Outcome, Record
 
 
 @dataclass(frozen=True, slots=True)
+class Preparing:
+    """The configs are being listed and the workers started, which takes seconds, on a loaded machine many.
+
+    Attributes:
+        problem: of an offline run, which takes one after another and has no workers.
+    """
+
+    gpu: str
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The search begins.
 
@@ -56,6 +68,20 @@ class Attempted:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """Another machine of a shared search found what is better than all that is known here.
+
+    Attributes:
+        speed: over the default config on that machine.
+    """
+
+    problem: str
+    config: str
+    speed: float
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
 class FinalsStarted:
     """The best of one problem at one length run against each other."""
 
@@ -86,7 +112,7 @@ class Decided:
     speed_vs_sdpa: float | None
 
 
-Event = Started | Warned | Attempted | FinalsStarted | GateStarted | Decided
+Event = Preparing | Started | Warned | Attempted | Heard | FinalsStarted | GateStarted | Decided
 Listener = Callable[[Event], None]
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sagegen.errors import WorkerError
-from sagegen.measuring.jobs import Candidate, Finals
+from sagegen.measuring.jobs import PEERS, Candidate, Finals, Reply
 from sagegen.measuring.verdict import Verdict, compare
 from sagegen.problem import Problem, Shape, TunedLength
 from sagegen.space import Config
-from sagegen.tuning.examine import Examiner, tuned_shape
+from sagegen.tuning.examine import Examiner, is_fatal, tuned_shape
 from sagegen.tuning.journal import Outcome
 
 _TIMEOUT_S = 240.0
@@ -57,6 +57,8 @@ class Bout:
         kernel_us, call_us: by config.
         peers_us: full calls of torch SDPA's backends, by name.
         failures: configs that fell out, with the outcome and why.
+        cleared: how configs failed in company that did not when they were run alone; they took part after that.
+        conditions: `telemetry.Conditions` of the run, as JSON has them; empty where nobody looked.
     """
 
     match: Match
@@ -64,32 +66,87 @@ class Bout:
     call_us: Mapping[Config, Sequence[float]]
     peers_us: Mapping[str, Sequence[float]]
     failures: tuple[tuple[Config, Outcome, str], ...] = ()
+    cleared: Mapping[Config, str] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_match(examiner: Examiner, match: Match) -> Bout:
-    """Run a match on one lane; a config that crashes falls out and the others run again without it.
+    """Run a match on one lane, again in a fresh process when something fails.
+
+    Whoever ran when a run failed is run alone: if that fails too, it falls out; else it was a bystander and takes part
+    again. One that fails in company a second time falls out all the same. A peer that fails is left out.
 
     Raises:
-        WorkerError: the run fails and names no config that is at fault.
+        WorkerError: the run fails and names nobody that is at fault.
+        GpuLostError: the GPU does not work any more.
     """
-    failures: list[tuple[Config, Outcome, str]] = []
-    left = dict(match.cubins)
-    while left:
-        candidates = tuple(Candidate(str(path), match.problem.name, config.name) for config, path in left.items())
-        job = Finals(candidates, match.shape, rounds=match.rounds, seed=match.seed, peers=match.peers)
-        reply = examiner.run(job, _TIMEOUT_S)
-        if reply.outcome == "ok":
-            kernel_us = dict(zip(left, reply.data["kernel_us"], strict=True))
-            call_us = dict(zip(left, reply.data["call_us"], strict=True))
-            return Bout(match, kernel_us, call_us, reply.data.get("peers", {}), tuple(failures))
-        running = reply.data.get("running")
-        culprit = next((c for c, candidate in zip(left, candidates, strict=True) if candidate.name == running), None)
-        if culprit is None:
-            raise WorkerError(f"finals of {match.problem.name} at {match.length.tokens} tokens: {reply.reason}")
-        failures.append((culprit, reply.outcome, reply.reason))
-        del left[culprit]
-        examiner.worker.close()
-    return Bout(match, {}, {}, {}, tuple(failures))
+    return _MatchRun(examiner, match).run()
+
+
+class _MatchRun:
+    """The runs that a match takes."""
+
+    def __init__(self, examiner: Examiner, match: Match) -> None:
+        self._examiner = examiner
+        self._match = match
+        self._left = dict(match.cubins)
+        self._peers = match.peers
+        self._failures: list[tuple[Config, Outcome, str]] = []
+        self._cleared: dict[Config, str] = {}
+
+    def run(self) -> Bout:
+        while self._left:
+            reply = self._run(self._left, self._peers)
+            if reply.outcome == "ok":
+                return self._bout(reply)
+            running = reply.data.get("running")
+            suspect = next((c for c, path in self._left.items() if self._candidate(c, path).name == running), None)
+            if suspect is not None:
+                self._try_alone(suspect, reply)
+            elif self._peers and running in PEERS:
+                self._peers = False
+                self._examiner.worker.close()
+            else:
+                match = self._match
+                raise WorkerError(f"finals of {match.problem.name} at {match.length.tokens} tokens: {reply.reason}")
+        return Bout(self._match, {}, {}, {}, tuple(self._failures), self._cleared)
+
+    def _try_alone(self, suspect: Config, reply: Reply) -> None:
+        """Drop a suspect that fails alone too, or that was cleared before."""
+        self._examiner.worker.close()
+        reason = reply.reason
+        if suspect in self._cleared:
+            reason += ", for the second time in company; alone it did not"
+        elif len(self._left) > 1:
+            alone = self._run({suspect: self._left[suspect]}, peers=False)
+            if alone.outcome == "ok":
+                self._cleared[suspect] = f"{reply.outcome}: {reply.reason}"
+                return
+            if is_fatal(alone):
+                self._examiner.renew(self._match.problem)
+        self._failures.append((suspect, reply.outcome, reason))
+        del self._left[suspect]
+
+    def _run(self, cubins: Mapping[Config, Path], peers: bool) -> Reply:
+        match = self._match
+        candidates = tuple(self._candidate(config, path) for config, path in cubins.items())
+        job = Finals(candidates, match.shape, rounds=match.rounds, seed=match.seed, peers=peers)
+        return self._examiner.run(job, _TIMEOUT_S)
+
+    def _candidate(self, config: Config, path: Path) -> Candidate:
+        return Candidate(str(path), self._match.problem.name, config.name)
+
+    def _bout(self, reply: Reply) -> Bout:
+        data = reply.data
+        return Bout(
+            self._match,
+            dict(zip(self._left, data["kernel_us"], strict=True)),
+            dict(zip(self._left, data["call_us"], strict=True)),
+            data.get("peers", {}),
+            tuple(self._failures),
+            self._cleared,
+            data.get("conditions", {}),
+        )
 
 
 @dataclass(frozen=True, slots=True)

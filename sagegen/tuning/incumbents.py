@@ -13,7 +13,7 @@ from sagegen.rules import Target, all_searched_configs, broken_rules, check_conf
 from sagegen.space import Config, parse_config
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.examine import tuned_shape
-from sagegen.tuning.search import rank_configs
+from sagegen.tuning.ranking import rank_configs
 
 Incumbents = dict[tuple[Problem, TunedLength], Config]
 

@@ -6,6 +6,7 @@ without a GPU (`replay`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import statistics
@@ -17,7 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from sagegen.errors import ArgumentError, UnknownNameError
+from sagegen.errors import ArgumentError, JournalError, UnknownNameError
+from sagegen.measuring.telemetry import Conditions
 from sagegen.problem import Problem
 from sagegen.space import Config
 from sagegen.tuning.packed import unpack
@@ -40,6 +42,8 @@ class Samples:
         batch, heads_q, heads_kv: counts of the shape.
         times_us: one entry per timed launch of the attention kernel.
         call_us: one entry per timed full call, quantizers included.
+        warm_us: one entry per launch of the attention kernel right behind another, L2 warm; all others are cold.
+        conditions: clock, power, temperature and slowdowns meanwhile; None where nobody looked.
     """
 
     tokens: int
@@ -48,6 +52,8 @@ class Samples:
     heads_kv: int
     times_us: tuple[float, ...]
     call_us: tuple[float, ...] = ()
+    warm_us: tuple[float, ...] = ()
+    conditions: Conditions | None = None
 
     @property
     def median_us(self) -> float:
@@ -83,6 +89,7 @@ class Record:
         shared_from: name of the config whose equal text or code was measured instead; empty if measured itself.
         date: UTC, ISO 8601.
         seconds: wall time of the attempt on the GPU.
+        first_failure: how it failed in a process that others had used before, when alone in a fresh one it did not.
     """
 
     problem: str
@@ -105,6 +112,7 @@ class Record:
     date: str = ""
     seconds: float = 0.0
     schema: int = JOURNAL_SCHEMA
+    first_failure: str = ""
 
     def median_us(self, tokens: int) -> float | None:
         """Median kernel time at that length in microseconds; None if it was not measured there."""
@@ -146,15 +154,31 @@ class Journal:
                 f"journal {path} cannot be written ({error.strerror})", "name another with --journal"
             ) from error
         try:
-            self._file = _open_after_last_newline(path)
+            self._file, self._size = _open_after_last_newline(path)
             self.records = read_journal(path)
         except BaseException:
             self._lock.release()
             raise
 
     def append(self, record: Record) -> None:
-        """Write `record` through to the operating system, so that only a power cut can lose it."""
-        os.write(self._file, _encoder.encode(record) + b"\n")
+        """Write `record` through to the operating system, so that only a power cut can lose it.
+
+        Raises:
+            JournalError: it could not be written, as on a full disk; the journal ends with the record before.
+        """
+        line = _encoder.encode(record) + b"\n"
+        try:
+            left = memoryview(line)
+            while left:  # a disk that fills up takes a part first
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the next start cuts it off too
+                os.ftruncate(self._file, self._size)
+            raise JournalError(
+                f"journal {self.path} cannot be written ({error.strerror}); all records before are in it",
+                "free its disk, then the same command goes on from there",
+            ) from error
+        self._size += len(line)
         self.records.append(record)
 
     def close(self) -> None:
@@ -170,12 +194,12 @@ class Journal:
         self.close()
 
 
-def _open_after_last_newline(path: Path) -> int:
-    """A descriptor that appends to `path`, once what follows its last newline is cut off."""
+def _open_after_last_newline(path: Path) -> tuple[int, int]:
+    """A descriptor that appends to `path`, once what follows its last newline is cut off, and the bytes before."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    data = path.read_bytes()
-    os.ftruncate(file, data.rfind(b"\n") + 1)
-    return file
+    size = path.read_bytes().rfind(b"\n") + 1
+    os.ftruncate(file, size)
+    return file, size
 
 
 def read_journal(path: Path) -> list[Record]:

@@ -13,7 +13,7 @@ from msgspec import structs
 from sagegen.build import Built
 from sagegen.cubin import Resources
 from sagegen.entry import Entry, Tier
-from sagegen.measuring.telemetry import GpuState, read_state
+from sagegen.measuring.telemetry import GpuState, kept_slowdowns, read_state
 from sagegen.plan import ROLES
 from sagegen.problem import Problem, TunedLength
 from sagegen.space import Config
@@ -27,9 +27,6 @@ from sagegen.tuning.ledger import Ledger
 from sagegen.tuning.request import Request
 from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
-_FINALISTS = 3
-_ROUNDS = (12, 60)  # fewest, when time is short, and most
-_CONFIRM_ROUNDS = 20
 _FINALS_SHARE = 0.6  # of the time left when finals begin; setting up, peers and confirmation take the rest
 _FLUSH_US = 300.0  # of L2, before each timed launch
 
@@ -84,7 +81,8 @@ class Judge:
             self._enter(bout, "final")
         for examiner in self._lanes.examiners:
             examiner.worker.close()  # the next job starts a fresh process
-        again = [(key, m) for key, d in self._decisions.items() if (m := confirmation(d, _CONFIRM_ROUNDS)) is not None]
+        confirm_rounds = self._request.effort.confirm_rounds
+        again = [(key, m) for key, d in self._decisions.items() if (m := confirmation(d, confirm_rounds)) is not None]
         for (key, _), bout in self._lanes.map(lambda examiner, pair: run_match(examiner, pair[1]), again):
             self._decisions[key] = confirm(self._decisions[key], bout)
             self._enter(bout, "confirm")
@@ -140,10 +138,11 @@ class Judge:
 
     def _make_matches(self, deadline: float | None) -> list[Match]:
         """A match per case with a config that works: the best by the screens, the incumbent and the default."""
+        finalists = self._request.effort.finalists
         entrants: dict[_Case, list[Config]] = {}
         for case in self._cases():
             problem, length = case
-            best = [c for f in (False, True) for c in self._ledger.best(problem, length.tokens, _FINALISTS, fine=f)]
+            best = [c for f in (False, True) for c in self._ledger.best(problem, length.tokens, finalists, fine=f)]
             held = [self._incumbent(case), self._request.fine_incumbents.get(case), self._defaults[problem]]
             wanted = dict.fromkeys([*best, *(config for config in held if config)])
             entrants[case] = [config for config in wanted if self._ledger.works(problem, config)]
@@ -169,7 +168,7 @@ class Judge:
 
     def _rounds(self, entrants: Mapping[_Case, list[Config]], deadline: float | None) -> int:
         """Rounds that all finals together have time for."""
-        fewest, most = _ROUNDS
+        fewest, most = self._request.effort.rounds
         if deadline is None:
             return most
         round_us = 0.0
@@ -192,10 +191,17 @@ class Judge:
         for config, outcome, reason in bout.failures:
             self._ledger.enter(self._variant(problem, config), phase, Attempt(outcome, reason))
             self._listen(Warned(f"{problem.name} {config.name} fell out of the finals: {outcome}: {reason}"))
+        if reasons := kept_slowdowns(bout.conditions):
+            tokens = bout.match.length.tokens
+            self._listen(Warned(f"{problem.name} at {tokens} tokens: times of a GPU that throttled ({reasons})"))
         for config, times in bout.kernel_us.items():
-            samples = make_samples(bout.match.shape, times, bout.call_us[config])
-            variant = self._variant(problem, config)
-            self._ledger.enter(variant, phase, Attempt("ok", samples=(samples,)), self._built[problem, config])
+            data = {"kernel_us": times, "call_us": bout.call_us[config], "conditions": bout.conditions or None}
+            attempt = Attempt(
+                "ok",
+                samples=(make_samples(bout.match.shape, data),),
+                first_failure=bout.cleared.get(config, ""),
+            )
+            self._ledger.enter(self._variant(problem, config), phase, attempt, self._built[problem, config])
 
     def _report(self, key: _TieredCase, decision: Decision) -> None:
         problem, length, tier = key

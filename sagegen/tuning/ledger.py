@@ -1,14 +1,15 @@
 """The ledger of a tuning run: who has been asked, what came of it, and what need not be tried again.
 
 It stands between the searchers, which speak of configs, and the journal, which keeps records: equal text is built once,
-equal machine code is timed once, and what an earlier run recorded is not repeated.
+equal machine code is timed once, and what an earlier run recorded is not repeated. All of that within a problem: the
+same code of another problem would be other work. Other machines that share the search are asked and told here too.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 
@@ -19,6 +20,7 @@ from sagegen.space import Config, parse_config
 from sagegen.tuning.examine import Attempt
 from sagegen.tuning.journal import Journal, Outcome, Phase, Record, attempts, comparable_records
 from sagegen.tuning.search import Searcher
+from sagegen.tuning.sharing import Elsewhere, SharedStudies
 from sagegen.tuning.variants import Renderer, Variant
 
 #: A problem of which so many configs were tried and none works is given up.
@@ -41,9 +43,17 @@ class Ledger:
 
     Args:
         trials: most configs per problem that are tried on their own account, earlier runs included; None: no limit.
+        shared: the searches that other machines take part in; None: nobody does.
     """
 
-    def __init__(self, journal: Journal, renderer: Renderer, facts: Facts, trials: int | None = None) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        renderer: Renderer,
+        facts: Facts,
+        trials: int | None = None,
+        shared: SharedStudies | None = None,
+    ) -> None:
         self.searchers: Mapping[Problem, Searcher] = {}
         self.counts: Counter[Outcome] = Counter()
         self.records: dict[tuple[Problem, Config], Record] = {}
@@ -51,19 +61,31 @@ class Ledger:
         self._renderer = renderer
         self._facts = facts
         self._trials = trials
+        self._shared = shared
+        self._untold: list[tuple[Problem, Config]] = []
+        self._held: frozenset[tuple[Problem, Config]] = frozenset()
         self._asked: Counter[Problem] = Counter()
         self._by_text: dict[tuple[Problem, str], Record | None] = {}
         self._by_code: dict[tuple[Problem, str], Record] = {}
         self._twins: defaultdict[tuple[Problem, str], list[Variant]] = defaultdict(list)
         self._turns: Iterator[Problem] = iter(())
 
-    def open(self, searchers: Mapping[Problem, Searcher], lengths: Sequence[TunedLength]) -> int:
+    def open(
+        self,
+        searchers: Mapping[Problem, Searcher],
+        lengths: Sequence[TunedLength],
+        held: Collection[tuple[Problem, Config]] = (),
+    ) -> int:
         """Search with `searchers`, one per problem; takes over the journal's comparable records and says how many.
 
         Args:
             lengths: that the run measures at; a success that was not measured at all of them has to be repeated.
+            held: configs that others are held against, so that every machine measures them itself.
         """
         self.searchers = searchers
+        self._held = frozenset(held)
+        if self._shared:
+            self._shared.open(searchers)
         wanted = {length.tokens for length in lengths}
         self._turns = itertools.cycle(searchers)
         comparable = comparable_records(
@@ -76,7 +98,25 @@ class Ledger:
                 record = replace(record, samples=samples)
                 self._asked[problem] += not record.shared_from
                 self._know(self._renderer.variant(problem, config), record)
+        self._tell_others()
         return len(self.records)
+
+    def hear(self) -> list[Elsewhere]:
+        """What other machines found since the last time that this one's search may learn from: of the same texts."""
+        heard = []
+        for found in self._shared.news() if self._shared else ():
+            searcher = self.searchers[found.problem]
+            is_alike = found.text_sha256 == self._renderer.text_sha256(found.problem.name, found.config.name)
+            if is_alike and searcher.offers(found.config) and (found.problem, found.config) not in self.records:
+                searcher.tell_elsewhere(found.config, found.value)
+                heard.append(found)
+        return heard
+
+    def close(self) -> None:
+        """Leave to other machines what this one does not get to."""
+        if self._shared:
+            self._tell_others()
+            self._shared.release()
 
     def ask(self, count: int, progress: float) -> list[Variant]:
         """Up to `count` variants to build and examine, the problems in turn; fewer when all are done.
@@ -89,6 +129,8 @@ class Ledger:
                 variant = self._renderer.variant(problem, config)
                 key = (problem, variant.blank_sha256)
                 if key not in self._by_text:
+                    if not self._claim(variant):
+                        continue
                     self._by_text[key] = None
                     self._asked[problem] += 1
                     batch.append(variant)
@@ -137,12 +179,14 @@ class Ledger:
             shared_from=shared_from,
             date=_now(),
             seconds=round(attempt.seconds, 3),
+            first_failure=attempt.first_failure,
         )
         self._journal.append(record)
         if phase in ("build", "screen"):
             self._know(variant, record)
             for twin in self._twins.pop((variant.problem, variant.blank_sha256), []):
                 self._share(twin, record)
+            self._tell_others()
         return record
 
     def best(self, problem: Problem, tokens: int, count: int, *, fine: bool = False) -> list[Config]:
@@ -169,9 +213,28 @@ class Ledger:
             searcher = self.searchers[problem]
             within = self._trials is None or self._asked[problem] < self._trials
             hopeless = self._asked[problem] >= HOPELESS_AFTER and not searcher.objectives
-            if within and not searcher.exhausted and not hopeless:
+            if within and not searcher.is_over and not hopeless:
                 return problem
         return None
+
+    def _claim(self, variant: Variant) -> bool:
+        """Whether no other machine has that config."""
+        if not self._shared:
+            return True
+        problem, config = variant.problem, variant.config
+        return self._shared.claim(problem, config, variant.source.sha256, always=(problem, config) in self._held)
+
+    def _tell_others(self) -> None:
+        """Tell other machines what is known by now: an objective is not before the default's outcome is."""
+        if not self._shared:
+            return
+        untold, self._untold = self._untold, []
+        for problem, config in untold:
+            record, value = self.records[problem, config], self.searchers[problem].objectives.get(config)
+            if record.outcome == "ok" and value is None:
+                self._untold.append((problem, config))
+            else:
+                self._shared.finish(problem, config, record, value)
 
     def _share(self, variant: Variant, record: Record) -> None:
         """Enter `record`'s outcome for a variant with the same text."""
@@ -195,6 +258,8 @@ class Ledger:
         if record.outcome == "ok":
             self._by_code.setdefault((problem, record.code_sha256), record)
         self.searchers[problem].tell(config, record)
+        if not record.shared_from:
+            self._untold.append((problem, config))
 
 
 def _now() -> str:

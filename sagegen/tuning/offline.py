@@ -26,13 +26,13 @@ from sagegen.rules import all_searched_configs, default_config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.entries import predicted_entry
-from sagegen.tuning.events import Attempted, Decided, Listener, Started, ignore
+from sagegen.tuning.events import Attempted, Decided, Listener, Preparing, Started, ignore
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.gatekeeper import Gate, Gatekeeper
 from sagegen.tuning.journal import Outcome, Record
 from sagegen.tuning.model import Measured, predict
+from sagegen.tuning.ranking import promising_configs
 from sagegen.tuning.request import Request, Result, make_target
-from sagegen.tuning.search import promising_configs
 from sagegen.tuning.variants import BuildAhead, Renderer, Variant
 
 #: Configs compiled per problem when the request says nothing: some two minutes for four problems on two cores.
@@ -207,6 +207,7 @@ class _OfflineRun:
         trials = self.request.trials or DEFAULT_TRIALS
         chosen, total = {}, 0
         for problem in self.request.problems:
+            self.listen(Preparing(self.request.gpu.name, problem.name))
             target = make_target(self.request, problem, self.toolkit)
             configs = all_searched_configs(target)
             total += len(configs)

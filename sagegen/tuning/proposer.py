@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from sagegen.errors import ArgumentError
 from sagegen.space import Config, config_values, make_config
 
 if TYPE_CHECKING:
@@ -17,15 +19,19 @@ class Proposer:
 
     Args:
         configs: of the family, at least one; each parameter takes the values that some of them has.
+        sampler: `tpe`: tree-structured Parzen estimators; `gp`: a Gaussian process, which needs SciPy.
+
+    Raises:
+        ArgumentError: `gp` without SciPy.
     """
 
-    def __init__(self, configs: Sequence[Config], seed: int) -> None:
+    def __init__(self, configs: Sequence[Config], seed: int, sampler: Literal["tpe", "gp"] = "tpe") -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._optuna = optuna
+        self._discarded = optuna.trial.TrialState.FAIL
         self._type = type(configs[0])
-        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self._study = optuna.create_study(sampler=_make_sampler(sampler, seed))
         self._distributions = _distributions(configs)
         self._trials: dict[Config, optuna.trial.Trial] = {}
         self._proposed: optuna.trial.Trial | None = None
@@ -47,8 +53,8 @@ class Proposer:
         if proposed is not None and make_config(self._type, proposed.params) == config:
             self._trials[config] = proposed
             return
-        if proposed is not None:
-            self._tell(proposed, None, 1.0)
+        if proposed is not None:  # says nothing of any config, so nothing must be learned from it
+            self._study.tell(proposed, state=self._discarded)
         self._study.enqueue_trial(config_values(config))
         self._trials[config] = self._study.ask(self._distributions)
 
@@ -61,6 +67,21 @@ class Proposer:
     def _tell(self, trial: optuna.trial.Trial, value: float | None, violation: float) -> None:
         trial.set_constraint("violation", 0.0 if value is not None else violation)
         self._study.tell(trial, math.inf if value is None else value)
+
+
+def check_sampler(sampler: str) -> None:
+    """Raise ArgumentError where this installation lacks what `sampler` needs."""
+    if sampler == "gp" and importlib.util.find_spec("scipy") is None:
+        raise ArgumentError("--sampler gp needs SciPy, which is not installed", "pip install 'sagegen[gp]'")
+
+
+def _make_sampler(sampler: Literal["tpe", "gp"], seed: int) -> optuna.samplers.BaseSampler:
+    import optuna
+
+    check_sampler(sampler)
+    if sampler == "gp":
+        return optuna.samplers.GPSampler(seed=seed, warn_independent_sampling=False)
+    return optuna.samplers.TPESampler(seed=seed)
 
 
 def _distributions(configs: Sequence[Config]) -> dict[str, optuna.distributions.BaseDistribution]:

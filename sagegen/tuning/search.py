@@ -6,31 +6,21 @@ outside the list is told back as infeasible, never as failed, because TPE does n
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sagegen.entry import is_fine
-from sagegen.problem import Problem, Shape
-from sagegen.rules import Target, broken_rules, default_config
+from sagegen.rules import Target, broken_rules
 from sagegen.space import Config, neighbours
+from sagegen.tuning.gains import Gains
 from sagegen.tuning.journal import Record
-from sagegen.tuning.model import predict
 from sagegen.tuning.proposer import Proposer
+from sagegen.tuning.ranking import count_differences
+from sagegen.tuning.strategy import Strategy
 
-Sampler = Literal["tpe", "random", "neighbour"]
-SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
-
-#: Share of the budget after which the neighbours of the best configs are tried before anything else.
-POLISH_FROM = 2 / 3
-_TOP = 3  # configs whose neighbours are tried, besides the best at each length
 _PROPOSALS = 6  # of Optuna for one ask, before the last one is moved to the nearest unseen config
-_RANDOM_STARTS = 15  # of the neighbour sampler
-_EXPLORE_EVERY = 5  # proposals; one of so many is for a family that is not the best
 
 
 class Searcher:
@@ -40,8 +30,10 @@ class Searcher:
         target: GPU and problem; its rules say how far an invalid proposal is off.
         configs: every valid config, of one family after another in its space's order.
         first: tried before anything else, in this order: the default, the incumbent, promising starts.
-        sampler: `tpe`, or the baselines `random` and `neighbour`.
+        strategy: who proposes, and when neighbours of the best are tried instead; None: as Strategy() says.
         seed: makes the sequence of asks repeatable, given the same outcomes.
+        patience: attempts without a gain after which the search is over; after half of them it tries neighbours of the
+            best. None: it goes on.
     """
 
     def __init__(
@@ -50,33 +42,51 @@ class Searcher:
         configs: Sequence[Config],
         *,
         first: Sequence[Config] = (),
-        sampler: Sampler = "tpe",
+        strategy: Strategy | None = None,
         seed: int = 0,
+        patience: int | None = None,
     ) -> None:
         self.target = target
         self.records: dict[Config, Record] = {}
         self.objectives: dict[Config, float] = {}
+        self.elsewhere: dict[Config, float] = {}
+        self.gains = Gains()
         self._baseline: Record | None = None
-        self._baseline_config = first[0] if first else configs[0] if configs else None
+        self._reference = first[0] if first else None
+        self._waiting: dict[Config, Record] = {}
+        self._patience = patience
         self._unseen = dict.fromkeys([*first, *configs])
+        self._space = frozenset(self._unseen)
+        self._in_flight: set[Config] = set()
         self._first = deque(dict.fromkeys(first))
         self._random = random.Random(seed)
-        self._sampler = sampler
+        self._strategy = strategy = strategy or Strategy()
         by_family = group_by_family(self._unseen)
-        self._size = len(self._unseen)
         self._families = tuple(by_family)
         self._turns = 0
-        tpe = by_family if sampler == "tpe" else {}
-        self._proposers = {family: Proposer(own, seed) for family, own in tpe.items()}
+        self._asks = 0
+        sampler = strategy.sampler
+        self._proposers: dict[str, Proposer] = {}
+        if sampler == "tpe" or sampler == "gp":
+            self._proposers = {family: Proposer(own, seed, sampler) for family, own in by_family.items()}
 
     @property
     def exhausted(self) -> bool:
         return not self._unseen
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to ask, or patience is."""
+        return self.exhausted or (self._lacks_gain(1.0) and not any(config in self._unseen for config in self._first))
+
+    @property
     def size(self) -> int:
         """Configs in the space."""
-        return self._size
+        return len(self._space)
+
+    def offers(self, config: Config) -> bool:
+        """Whether `config` is in the space, tried or not."""
+        return config in self._space
 
     def unseen(self) -> list[Config]:
         """Configs not yet asked or told, in the space's order after the starts."""
@@ -85,7 +95,7 @@ class Searcher:
     @property
     def attempts(self) -> int:
         """Configs told so far, failures included."""
-        return len(self.records)
+        return len(self.records) + len(self.elsewhere)
 
     def ask(self, count: int, progress: float = 0.0) -> list[Config]:
         """Up to `count` configs that were never asked or told; fewer when the space runs out.
@@ -103,20 +113,58 @@ class Searcher:
     def take(self, config: Config) -> None:
         """Count `config` as asked, so that it is not asked again."""
         self._unseen.pop(config, None)
+        self._in_flight.add(config)
         if self._proposers:
             self._proposers[config.family].start(config)
 
     def tell(self, config: Config, record: Record) -> None:
-        """Take the outcome of `config`, asked or known from a journal."""
+        """Take the outcome of `config`, asked or known from a journal.
+
+        Outcomes that come before that of the default, which others are held against, wait for it if it was asked.
+        """
         self._unseen.pop(config, None)
+        self._in_flight.discard(config)
+        self._waiting[config] = record
+        if self._reference in self._in_flight:
+            return
+        waiting, self._waiting = self._waiting, {}
+        self._baseline = self._baseline or self._choose_baseline(waiting)
+        for told, own in waiting.items():
+            self._learn(told, own)
+
+    def tell_elsewhere(self, config: Config, value: float | None) -> None:
+        """Take the objective of a config that another machine measured, None for a failure; it is not asked again."""
+        self._unseen.pop(config, None)
+        self.elsewhere[config] = math.inf if value is None else value
+        self.gains.see(self.attempts, {"elsewhere": self.elsewhere[config]})
+        if self._proposers:
+            self._proposers[config.family].finish(config, value)
+
+    def _choose_baseline(self, told: Mapping[Config, Record]) -> Record | None:
+        """The default's record, or the first success where there is none."""
+        successes = [record for record in told.values() if record.outcome == "ok"]
+        default = told.get(self._reference) if self._reference else None
+        return default if default and default.outcome == "ok" else next(iter(successes), None)
+
+    def _learn(self, config: Config, record: Record) -> None:
         self.records[config] = record
-        if record.outcome == "ok" and self._baseline is None:
-            self._baseline = record
         value = objective(record, self._baseline)
         if value is not None:
             self.objectives[config] = value
+            self.gains.see(self.attempts, self._merits(config, record, value))
         if self._proposers:
             self._proposers[config.family].finish(config, value)
+
+    def _merits(self, config: Config, record: Record, value: float) -> dict[str, float]:
+        """What a success is judged by: over all lengths, at each, and among the fine ones."""
+        merits = {"all": value, **{str(samples.tokens): samples.median_call_us for samples in record.samples}}
+        if is_fine(record.figures, self.target.problem.precision):
+            merits |= {f"fine {name}": merit for name, merit in merits.items()}
+        return merits
+
+    def _lacks_gain(self, share: float) -> bool:
+        """Whether that share of the patience brought no gain."""
+        return self._patience is not None and self.gains.since(self.attempts) >= share * self._patience
 
     def best(self, tokens: int | None = None, count: int = 1, *, fine: bool = False) -> list[Config]:
         """The best measured configs: of all or of the fine ones, over all lengths or by the time at `tokens`."""
@@ -132,46 +180,76 @@ class Searcher:
             config = self._first.popleft()
             if config in self._unseen:
                 return config
-        if self._sampler == "random":
-            return self._draw(self._next_family())
-        polishing = progress >= POLISH_FROM or (self._sampler == "neighbour" and self.attempts >= _RANDOM_STARTS)
-        if polishing and (near := next(self._neighbours_of_best(), None)):
+        if self._wants_neighbour(progress) and (near := next(self._neighbours_of_best(), None)):
             return near
         return self._propose(self._next_family()) if self._proposers else self._draw(self._next_family())
+
+    def _wants_neighbour(self, progress: float) -> bool:
+        own = self._strategy
+        if own.sampler == "random":
+            return False
+        self._asks += 1
+        in_turn = own.neighbours_every > 0 and self._asks % own.neighbours_every == 0
+        is_late = progress >= own.polish_from or (own.sampler == "neighbour" and self.attempts >= own.random_starts)
+        return in_turn or is_late or self._lacks_gain(0.5)
 
     def _next_family(self) -> str:
         """The family of the best config so far, and now and then each of the others; all in turn until one is best."""
         unseen = {config.family for config in self._unseen}
         families = [family for family in self._families if family in unseen]
         self._turns += 1
-        best = self.best(count=1)
+        best = self._best_elsewhere() or self.best(count=1)
         if not best or best[0].family not in families:
             return families[self._turns % len(families)]
         others = [family for family in families if family != best[0].family]
-        if others and self._turns % _EXPLORE_EVERY == 0:
-            return others[self._turns // _EXPLORE_EVERY % len(others)]
+        if others and self._turns % self._strategy.explore_every == 0:
+            return others[self._turns // self._strategy.explore_every % len(others)]
         return best[0].family
 
     def _draw(self, family: str) -> Config:
         return self._random.choice([config for config in self._unseen if config.family == family])
 
     def _neighbours_of_best(self) -> Iterator[Config]:
-        """Unseen one-knob neighbours of the best configs overall, then of the best at each length; fine ones too."""
+        """Unseen one-knob neighbours of the best configs overall and of the best at each length; fine ones too.
+
+        Of one best after another, so that no length waits until all neighbours of another's are tried.
+        """
         lengths = sorted({t.tokens for record in self.records.values() for t in record.samples})
-        tops = [*self.best(count=_TOP), *self.best(count=_TOP, fine=True)]
+        tops = [*self.best(count=self._strategy.tops), *self.best(count=self._strategy.tops, fine=True)]
+        tops += self._best_elsewhere()
         tops += [config for tokens in lengths for fine in (False, True) for config in self.best(tokens, fine=fine)]
-        for config in dict.fromkeys(tops):
-            yield from (near for near in neighbours(config) if near in self._unseen)
+        distinct = list(dict.fromkeys(tops))
+        turn = self._asks % max(1, len(distinct))
+        for config in distinct[turn:] + distinct[:turn]:
+            near = [config for config in neighbours(config) if config in self._unseen]
+            self._random.shuffle(near)
+            yield from near
+
+    def _best_elsewhere(self) -> list[Config]:
+        """The best config of other machines, if it is better than all of this one's."""
+        best = min(self.elsewhere, key=lambda config: self.elsewhere[config], default=None)
+        own = min(self.objectives.values(), default=math.inf)
+        return [best] if best is not None and self.elsewhere[best] < own else []
 
     def _propose(self, family: str) -> Config:
-        """Optuna's next valid, unseen proposal; when it keeps missing, the unseen config nearest to its last one."""
+        """Optuna's next proposal, or the unseen config that shares most values with it; at first one drawn at random.
+
+        A product of values is seldom a valid config, so draws from the list tell Optuna more than its own first ones.
+        """
         proposer = self._proposers[family]
+        if self.attempts < self._strategy.random_starts:
+            return self._draw(family)
         for _ in range(_PROPOSALS):
             config = proposer.propose()
             if config in self._unseen:
                 return config
-            proposer.dismiss(self._violation(config), self.objectives.get(config))
-        return min(self._unseen, key=lambda unseen: distance(unseen, config))
+            violation = self._violation(config)
+            if not violation and config not in self.records:
+                break  # valid, but not of this search
+            proposer.dismiss(violation, self.objectives.get(config))
+        candidates = [unseen for unseen in self._unseen if unseen.family == family]
+        self._random.shuffle(candidates)  # or the first in the space's order would stand in for all that are as near
+        return min(candidates, key=lambda unseen: count_differences(unseen, config))
 
     def _violation(self, config: Config) -> float:
         """How far a proposal is outside the rules; margins count in bytes, registers or flags, hence the logarithm."""
@@ -190,63 +268,9 @@ def objective(record: Record, baseline: Record | None) -> float | None:
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else None
 
 
-def promising_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape], count: int) -> list[Config]:
-    """The configs that the model ranks best; of those that it cannot tell apart one, as long as there are others.
-
-    That one is the nearest to the default: what the model does not see is not changed without a reason.
-    """
-    alike: dict[float, list[Config]] = {}
-    for config in configs:
-        alike.setdefault(round(_predicted_cost(config, target, shapes), 9), []).append(config)
-    home = default_config(target)
-    groups = [sorted(alike[cost], key=lambda config: distance(config, home)) for cost in sorted(alike)]
-    rows = itertools.zip_longest(*groups)  # the first of every group, then the second, ...
-    return list(itertools.islice((config for row in rows for config in row if config is not None), count))
-
-
-def rank_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape]) -> list[Config]:
-    """`configs` by the model's geometric mean time over `shapes`, fastest first; equals keep their order."""
-    return sorted(configs, key=lambda config: _predicted_cost(config, target, shapes))
-
-
-def _predicted_cost(config: Config, target: Target, shapes: Sequence[Shape]) -> float:
-    """Logarithm of the geometric mean of the predicted times of calls, times the number of shapes."""
-    return sum(math.log(predict(config, target.problem, shape, target.gpu).call_us) for shape in shapes)
-
-
-def simulate(searcher: Searcher, run: Callable[[Problem, Config], Record], trials: int, batch: int = 1) -> list[float]:
-    """Search without a GPU: the best objective after each attempt (inf until one succeeds).
-
-    Args:
-        run: answers an attempt, e.g. `journal.replay`.
-        batch: configs asked at once, as a tuning run does to keep the compiler busy.
-    """
-    curve: list[float] = []
-    while len(curve) < trials and not searcher.exhausted:
-        for config in searcher.ask(min(batch, trials - len(curve)), len(curve) / trials):
-            searcher.tell(config, run(searcher.target.problem, config))
-            curve.append(min(searcher.objectives.values(), default=math.inf))
-    return curve
-
-
 def group_by_family(configs: Iterable[Config]) -> dict[str, list[Config]]:
     """`configs` by family; families and each one's configs in the order given."""
     groups: dict[str, list[Config]] = {}
     for config in configs:
         groups.setdefault(config.family, []).append(config)
     return groups
-
-
-def distance(a: Config, b: Config) -> float:
-    """Sum over the parameters of how far apart the values' positions are, each scaled to 0..1; inf between families."""
-    if a.family != b.family:
-        return math.inf
-    return sum(abs(x - y) for x, y in zip(_point(a), _point(b), strict=True))
-
-
-@functools.cache
-def _point(config: Config) -> tuple[float, ...]:
-    """Positions of a config's values in their lists, scaled to 0..1."""
-    return tuple(
-        param.values.index(getattr(config, param.name)) / max(1, len(param.values) - 1) for param in config.params
-    )

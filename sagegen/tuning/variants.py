@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,8 +70,24 @@ class Renderer:
         return variant.source.sha256
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Variants on their way through the compiler, each with its own future: one that takes minutes delays no other."""
+
+    variants: tuple[Variant, ...]
+    futures: tuple[Future[Built | BuildFailure], ...]
+
+    def result(self) -> Builds:
+        """All results by source name, once all are there.
+
+        Raises:
+            BuildError, StoreError, ToolchainError: as `build.build_batch`.
+        """
+        return {v.name: future.result() for v, future in zip(self.variants, self.futures, strict=True)}
+
+
 class BuildAhead:
-    """Compiles one batch in the background while another is measured.
+    """Compiles in the background while something else is measured.
 
     Args:
         jobs: compilers at a time; None: one per core.
@@ -83,27 +100,22 @@ class BuildAhead:
         self._arch = arch
         self._store = store
         self._toolkit = toolkit
-        self._jobs = jobs
         self._timeout_s = timeout_s
         self._stop = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sagegen-build")
+        self._threads = ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0)), thread_name_prefix="sagegen-build")
 
-    def submit(self, variants: Sequence[Variant]) -> Future[Builds]:
-        """Start building; the future's result is by source name. Batches are built in the order they come."""
-        return self._thread.submit(self._build, [variant.source for variant in variants])
+    def submit(self, variants: Sequence[Variant]) -> Batch:
+        """Start building; sources are taken in the order they come."""
+        futures = tuple(self._threads.submit(self._build, variant.source) for variant in variants)
+        return Batch(tuple(variants), futures)
 
     def close(self) -> None:
-        """End the running batch and wait for its compilers to be gone."""
+        """End the running compilers and wait for them to be gone."""
         self._stop.set()
-        self._thread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
-    def _build(self, sources: Sequence[Source]) -> Builds:
-        return build_batch(
-            sources,
-            self._arch,
-            self._store,
-            self._toolkit,
-            jobs=self._jobs,
-            timeout_s=self._timeout_s,
-            stop=self._stop,
+    def _build(self, source: Source) -> Built | BuildFailure:
+        built = build_batch(
+            [source], self._arch, self._store, self._toolkit, jobs=1, timeout_s=self._timeout_s, stop=self._stop
         )
+        return built[source.name]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sagegen.measuring import bench
-from sagegen.measuring.bench import WARM_UP_S, EventTimer, interleave, time_cold, time_host
+from sagegen.measuring.bench import WARM_UP_S, EventTimer, interleave, take_rounds, time_cold, time_host, time_warm
 from sagegen.measuring.verdict import compare, summarize
 
 
@@ -72,6 +72,38 @@ def test_a_burst_that_the_host_cannot_be_ahead_of_is_still_timed(monkeypatch):
     host = SlowHost(monkeypatch, 1e12)
     assert EventTimer(torch.device("cpu")).burst(lambda: None, 0, 3) == 3000
     assert len(host.waits) == 4
+
+
+def test_warm_times_come_right_behind_a_launch_of_the_same(monkeypatch):
+    launches = []
+    timer = EventTimer.__new__(EventTimer)
+    monkeypatch.setattr(
+        timer, "_time", lambda launch, count: (launches.append(("timed", count)), 4.0)[1], raising=False
+    )
+    assert time_warm(lambda: launches.append("untimed"), timer, 2) == [4.0, 4.0]
+    assert launches == ["untimed", ("timed", 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("throttles", "kept"),
+    [
+        ("....", [0, 1, 2, 3]),
+        (".!..!.", [0, 2, 3, 5]),  # repeated
+        ("!!!!!!..", [6, 7]),  # twice as many rounds are the end of it; two of four are enough
+        ("!!!!!!!.", [7, 0, 1, 2]),  # and one is not: throttled ones fill up
+    ],
+)
+def test_rounds_in_which_the_gpu_throttles_are_repeated(throttles, kept):
+    numbers, marks = itertools.count(), iter(throttles)
+    assert take_rounds(lambda: next(numbers), 4, lambda: next(marks) == "!") == kept
+    assert next(marks, None) is None
+
+
+def test_a_throttled_round_is_dropped_for_all_rivals():
+    timer = ScriptedTimer(*range(1, 100))
+    marks = iter([False, True, False])
+    times = interleave({"a": int, "b": int}, timer.cold, 2, is_throttled=lambda: next(marks))
+    assert sorted(times["a"] + times["b"]) == [1, 2, 5, 6]
 
 
 def test_summary_is_median_and_outer_fifths():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -132,7 +133,7 @@ def test_with_the_gpu_present_it_measures_and_says_where_the_result_is(stage: St
     assert found[0] == make_entry()
 
 
-def test_with_no_gpu_at_all_it_announces_offline_first(stage: Stage) -> None:
+def test_f9_with_no_gpu_at_all_it_announces_offline_first(stage: Stage) -> None:
     result = stage.invoke()
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines()[0] == "No GPU in this machine: tuning l20 offline, which measures nothing."
@@ -166,7 +167,7 @@ def test_offline_is_taken_at_its_word_with_any_gpu_present(stage: Stage) -> None
 @pytest.mark.parametrize(
     ("present", "names"), [("h200", ("l20", "h200", "NVIDIA H200")), ("unknown", ("l20", "NVIDIA T4"))]
 )
-def test_another_gpu_is_refused_with_both_names_and_both_remedies(
+def test_f9_another_gpu_is_refused_with_both_names_and_both_remedies(
     stage: Stage, present: str, names: tuple[str, ...]
 ) -> None:
     stage.present = [PRESENT[present]]
@@ -177,7 +178,9 @@ def test_another_gpu_is_refused_with_both_names_and_both_remedies(
     assert stage.requests == []
 
 
-def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_gpus_of_that_kind_are_used_unless_fewer_are_asked_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage.present = [PRESENT["h200"], *(replace(PRESENT["l20"], index=n) for n in (1, 2, 3))]
     used: list[list[int]] = []
 
@@ -187,8 +190,10 @@ def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, mon
 
     monkeypatch.setattr("sagegen.tuning.tune.tune", tune)
     stage.invoke()
+    stage.invoke("--devices", "all")
     stage.invoke("--devices", "2")
-    assert used == [[1], [1, 2]]
+    stage.invoke("--devices", "1")
+    assert used == [[1, 2, 3], [1, 2, 3], [1, 2], [1]]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +202,8 @@ def test_one_of_several_gpus_is_used_unless_more_are_asked_for(stage: Stage, mon
         (0, ("--devices", "2"), "--devices 2, but this machine has 0 of l20", "leave out --devices to tune offline"),
         (1, ("--devices", "2"), "--devices 2, but this machine has 1 of l20", "give --devices 1"),
         (3, ("--devices", "2", "--offline"), "--offline measures nothing", "leave one out"),
+        (3, ("--storage", "study.log", "--offline"), "--offline measures nothing", "leave one out"),
+        (1, ("--devices", "none"), "'none' is no count of GPUs", "write a number from 1 on, or all"),
     ],
 )
 def test_more_gpus_than_there_are_to_measure_are_misuse(
@@ -245,6 +252,41 @@ def test_budget_and_trials(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), (600.0, None, (5, 20), 3)),
+        (("--effort", "quick"), (180.0, 24, (3, 8), 2)),
+        (("--effort", "quick", "--budget", "9m", "--patience", "7"), (540.0, 7, (3, 8), 2)),
+        (("--patience", "50"), (600.0, 50, (5, 20), 3)),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) and value and isinstance(value[0], str) else None,
+)
+def test_effort_sets_what_no_other_option_does(
+    stage: Stage, arguments: tuple[str, ...], expected: tuple[object, ...]
+) -> None:
+    stage.present = [PRESENT["l20"]]
+    stage.invoke(*arguments)
+    request = stage.requests[0]
+    assert (request.budget_s, request.patience, request.effort.launches, request.effort.finalists) == expected
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "neighbour", "random"])
+def test_the_sampler_reaches_the_search(stage: Stage, sampler: str) -> None:
+    stage.invoke("--sampler", sampler)
+    assert stage.requests[0].strategy.sampler == sampler
+
+
+def test_a_gaussian_process_without_scipy_is_misuse_with_the_remedy(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "scipy" else found(name))
+    result = stage.invoke("--sampler", "gp")
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert "pip install 'sagegen[gp]'" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("6m", 360), ("1h30m", 5400), ("6", 360), ("0.5", 30), ("1.5h", 5400)]
 )
 def test_durations(text: str, seconds: float) -> None:
@@ -254,7 +296,7 @@ def test_durations(text: str, seconds: float) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [("--budget", "soon"), ("--budget", "0m"), ("--head-dim", "96"), ("--dtype", "fp8"), ("--trials", "0"),
-     ("--gpu", "l21"), ("--tokens", "3000"), ("--sampler", "gp"), ("--incumbent", "mma_bq128")],
+     ("--gpu", "l21"), ("--tokens", "3000"), ("--sampler", "cmaes"), ("--incumbent", "mma_bq128")],
     ids=lambda arguments: " ".join(arguments),
 )  # fmt: skip
 def test_misuse_is_exit_code_2_before_anything_runs(stage: Stage, arguments: tuple[str, ...]) -> None:
@@ -268,6 +310,18 @@ def test_the_registrys_winner_is_the_incumbent(stage: Stage) -> None:
     save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
     stage.invoke()
     assert stage.requests[0].incumbents == {(PROBLEM, length): CONFIG for length in TUNED_LENGTHS[1:3]}
+
+
+def test_winners_of_other_buckets_and_problems_are_starts_unless_an_incumbent_is_named(stage: Stage) -> None:
+    won = replace(CONFIG, stages=3, rescale="skip")
+    save_entries(
+        stage.registry, "l20", [make_entry(config=won.name, kernel=f"{PROBLEM.name}_{won.name}")], {DIGEST: CUBIN}
+    )
+    stage.invoke("--head-dim", "128", "--tokens", "16384")
+    stage.invoke("--head-dim", "128", "--tokens", "16384", "--incumbent", "default")
+    causal = Problem(128, "bf16", True)
+    assert stage.requests[0].starts == {PROBLEM: (won,), causal: (won,)}
+    assert stage.requests[1].starts == {}
 
 
 def test_a_sitting_may_be_of_some_lengths(stage: Stage) -> None:
@@ -310,7 +364,7 @@ def test_predicted_entries_do_not_replace_measured_ones(stage: Stage) -> None:
     assert found[0].provenance.kind == "measured"
 
 
-def test_interrupted_it_writes_the_best_so_far(stage: Stage) -> None:
+def test_f5_interrupted_it_writes_the_best_so_far(stage: Stage) -> None:
     stage.present = [PRESENT["l20"]]
     stage.cause = KeyboardInterrupt()
     result = stage.invoke()
@@ -336,7 +390,7 @@ def test_a_broken_machinery_writes_the_best_so_far_and_is_told(stage: Stage) -> 
 
 
 @pytest.mark.parametrize("present", [True, False], ids=["measured", "offline"])
-def test_when_nothing_compiles_the_message_is_shown_and_the_registry_untouched(stage: Stage, present: bool) -> None:
+def test_f8_when_nothing_compiles_the_message_is_shown_and_the_registry_untouched(stage: Stage, present: bool) -> None:
     save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
     before = stage.registry.read_bytes()
 
@@ -430,3 +484,41 @@ def test_an_output_that_is_no_yaml_file_is_refused_before_anything_runs(stage: S
     assert result.exit_code == 2
     assert "ends in .yaml" in result.stderr
     assert stage.requests == []
+
+
+def test_verify_repeats_finals_and_tunes_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, bool]] = []
+
+    def repeat(request: Request, tools: Any, listen: Any, as_json: bool) -> None:
+        asked.append((request, as_json))
+        raise SystemExit(1)
+
+    monkeypatch.setattr("sagegen.cli.tune.repeat_and_report", repeat)
+    stage.present = [PRESENT["l20"]]
+    save_entries(stage.registry, "l20", [make_entry()], {DIGEST: CUBIN})
+    result = stage.invoke("--verify", "--json", "--force", "--head-dim", "128", "--full")
+    assert (result.exit_code, stage.requests) == (1, [])
+    ((request, as_json),) = asked
+    assert as_json
+    assert request.force
+    assert request.incumbents[PROBLEM, TUNED_LENGTHS[1]] == CONFIG
+
+
+def test_verify_needs_the_gpu(stage: Stage) -> None:
+    result = stage.invoke("--verify")
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert "--verify repeats finals on l20, which this machine has not" in result.stderr
+
+
+def test_a_signal_while_the_registry_is_written_comes_after_that(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage.present = [PRESENT["l20"]]
+
+    def save(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return save_entries(*arguments)
+
+    monkeypatch.setattr("sagegen.registry.save_entries", save)
+    result = stage.invoke()
+    assert result.exit_code == 130
+    assert "Interrupted: the best so far is kept" in result.stderr
+    assert load_registry("l20").find(PROBLEM, 4096) is not None

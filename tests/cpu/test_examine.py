@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,48 @@ def test_a_fault_of_the_workers_own_code_is_tried_again_once(clock: Clock) -> No
     clock.faults = [WorkerError("again"), WorkerError("out of memory")]
     with pytest.raises(WorkerError, match="again"):
         examiner.run(Ping(), 1.0)
+
+
+class Dying(Clock):
+    """A worker whose process ends in the first jobs of a kind that are left in `deaths`, of these reasons."""
+
+    def __init__(self, *deaths: str) -> None:
+        super().__init__()
+        self.deaths = list(deaths)
+        self.gates = 0
+
+    def run(self, job: Job, timeout_s: float) -> Reply:
+        reply = super().run(job, timeout_s)
+        if isinstance(job, Gate):
+            self.gates += 1
+            if self.deaths:
+                self.pid = None
+                return Reply("crash", self.deaths.pop(0))
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("reason", "outcome", "gates"),
+    [("worker killed by SIGKILL", "ok", 2), ("worker killed by SIGSEGV", "crash", 1)],
+)
+def test_a_first_guest_that_dies_by_itself_is_guilty_and_one_that_is_killed_from_outside_is_run_again(
+    reason: str, outcome: str, gates: int
+) -> None:
+    worker = Dying(reason)
+    attempt = Examiner(worker, TUNED_LENGTHS).examine(VARIANT, Path("k"), LAUNCHES)
+    assert (attempt.outcome, worker.gates) == (outcome, gates)
+    assert attempt.first_failure == (f"crash: {reason}" if outcome == "ok" else "")
+
+
+def test_a_fresh_process_runs_a_proven_config_before_anyone_else() -> None:
+    worker = Dying()
+    examiner = Examiner(worker, TUNED_LENGTHS)
+    examiner.examine(VARIANT, Path("proven"), LAUNCHES)
+    worker.deaths = ["illegal address"]
+    other = Variant(render(PROBLEM, replace(VARIANT.config, stages=3)))
+    assert examiner.examine(other, Path("other"), LAUNCHES).outcome == "crash"
+    assert worker.gates == 1 + 1 + 1  # itself, the other, itself again
+    assert worker.processes == 2
 
 
 def test_equal_code_takes_the_times_of_the_other_but_is_gated_itself(clock: Clock) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sagegen.errors import WorkerError
-from sagegen.measuring.jobs import Finals, Job, Reply
+from sagegen.measuring.jobs import Finals, Job, Ping, Reply
 from sagegen.problem import TUNED_LENGTHS, Problem
 from sagegen.space import Config, MmaConfig
 from sagegen.tuning.examine import Examiner
@@ -132,18 +132,25 @@ def test_the_bucket_goes_back_unless_the_winner_wins_again(
 
 
 class ScriptedWorker:
-    """Fails finals while a config that it cannot run takes part."""
+    """Fails finals while a config that it cannot run takes part; `alone` says whether also when it runs alone."""
 
     gpu_index = 0
     pid: int | None = 1
 
-    def __init__(self, faulty: Config | None, names_it: bool = True) -> None:
-        self.faulty, self.names_it, self.closed = faulty, names_it, 0
+    def __init__(self, faulty: Config | None, names_it: bool = True, alone: bool = True, times: int = 99) -> None:
+        self.faulty, self.names_it, self.alone, self.times = faulty, names_it, alone, times
+        self.closed = 0
+        self.matches: list[list[str]] = []
 
     def run(self, job: Job, timeout_s: float) -> Reply:
+        if isinstance(job, Ping):
+            return Reply("ok")
         assert isinstance(job, Finals)
+        self.matches.append([candidate.config for candidate in job.candidates])
         for candidate in job.candidates:
-            if self.faulty and candidate.config == self.faulty.name:
+            is_faulty = self.faulty is not None and candidate.config == self.faulty.name
+            if is_faulty and self.times and (self.alone or len(job.candidates) > 1):
+                self.times -= 1
                 return Reply("crash", "illegal address", {"running": candidate.name} if self.names_it else {})
         times = [[1.0] * job.rounds] * len(job.candidates)
         return Reply("ok", data={"kernel_us": times, "call_us": times, "peers": {}, "absent": {}})
@@ -152,13 +159,49 @@ class ScriptedWorker:
         self.closed += 1
 
 
-def test_a_match_runs_again_in_a_fresh_process_without_the_config_at_fault() -> None:
-    worker = ScriptedWorker(CHALLENGER)
+def run_scripted(worker: ScriptedWorker) -> Bout:
     match = make_bout({DEFAULT: [], INCUMBENT: [], CHALLENGER: []}).match
-    bout = run_match(Examiner(worker, TUNED_LENGTHS), match)
+    return run_match(Examiner(worker, TUNED_LENGTHS), match)
+
+
+def test_a_config_that_fails_alone_too_falls_out_and_the_others_run_again() -> None:
+    worker = ScriptedWorker(CHALLENGER)
+    bout = run_scripted(worker)
     assert list(bout.kernel_us) == [DEFAULT, INCUMBENT]
     assert bout.failures == ((CHALLENGER, "crash", "illegal address"),)
-    assert worker.closed == 1
+    assert not bout.cleared
+    everyone, others = [DEFAULT.name, INCUMBENT.name, CHALLENGER.name], [DEFAULT.name, INCUMBENT.name]
+    assert worker.matches == [everyone, [CHALLENGER.name], others]
+    assert worker.closed == 2  # a fresh process to run it alone, another for the others
+
+
+def test_a_bystander_that_runs_well_alone_takes_part_again() -> None:
+    worker = ScriptedWorker(CHALLENGER, alone=False, times=1)
+    bout = run_scripted(worker)
+    assert list(bout.kernel_us) == [DEFAULT, INCUMBENT, CHALLENGER]
+    assert bout.failures == ()
+    assert bout.cleared == {CHALLENGER: "crash: illegal address"}
+    assert [len(match) for match in worker.matches] == [3, 1, 3]
+
+
+def test_one_that_fails_in_company_twice_falls_out_and_the_reason_says_so() -> None:
+    bout = run_scripted(ScriptedWorker(CHALLENGER, alone=False))
+    assert list(bout.kernel_us) == [DEFAULT, INCUMBENT]
+    ((config, outcome, reason),) = bout.failures
+    assert (config, outcome) == (CHALLENGER, "crash")
+    assert reason == "illegal address, for the second time in company; alone it did not"
+
+
+def test_a_peer_that_fails_is_left_out_and_condemns_nobody() -> None:
+    class NoPeers(ScriptedWorker):
+        def run(self, job: Job, timeout_s: float) -> Reply:
+            if isinstance(job, Finals) and job.peers:
+                return Reply("crash", "in torch", {"running": "sdpa-cudnn"})
+            return super().run(job, timeout_s)
+
+    bout = run_scripted(NoPeers(None))
+    assert list(bout.kernel_us) == [DEFAULT, INCUMBENT, CHALLENGER]
+    assert not bout.peers_us
 
 
 def test_a_match_that_fails_for_no_ones_fault_is_an_error() -> None:

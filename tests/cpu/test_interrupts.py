@@ -222,3 +222,19 @@ def test_tune_ends_with_130_when_it_is_interrupted_while_it_imports(
     command = [sys.executable, "-c", _TUNE, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "Interrupted.\n")
+
+
+def test_what_follows_an_interrupt_within_seconds_is_the_same_request_and_a_later_one_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("sagegen.interrupts.time.monotonic", lambda: now)
+    with PromptInterrupts():
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        now += 2.9
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        now += 0.2
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

@@ -215,3 +215,19 @@ def test_a_journal_set_aside_is_kept(path: Path) -> None:
     assert kept is not None
     assert read_journal(kept) == [make_record()]
     assert read_journal(path) == []
+
+
+def test_f5_a_line_of_an_earlier_release_is_read_and_lacks_what_came_later(path: Path) -> None:
+    line = (
+        b'{"problem":"d64_bf16_causal_int8","config":"c","phase":"screen","outcome":"ok","gpu":"h200","protocol":1,'
+        b'"text_sha256":"bc","reason":"","product":"NVIDIA H200","driver":"580","nvcc":"V13","cubin_sha256":"b7",'
+        b'"code_sha256":"a4","samples":[{"tokens":1024,"batch":16,"heads_q":32,"heads_kv":32,"times_us":[2.0],'
+        b'"call_us":[3.0]}],"figures":{},"resources":{},"shared_from":"","date":"2026-11-29T21:03:13+00:00",'
+        b'"seconds":0.0,"schema":1}\n'
+    )
+    path.parent.mkdir()
+    path.write_bytes(line)
+    (record,) = read_journal(path)
+    (samples,) = record.samples
+    assert (samples.warm_us, samples.conditions, record.first_failure) == ((), None, "")
+    assert (samples.median_us, samples.median_call_us) == (2.0, 3.0)

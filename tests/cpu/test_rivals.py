@@ -10,12 +10,23 @@ import pytest
 import torch
 from msgspec import structs
 
+from sagegen.errors import DriverError
 from sagegen.measuring import bench, measure, rivals
 from sagegen.measuring.inputs import draw_normal
-from sagegen.measuring.jobs import BURST_LAUNCHES, CUDNN_FP8, SDPA_CUDNN, SDPA_FLASH, Candidate, Race
+from sagegen.measuring.jobs import (
+    BURST_LAUNCHES,
+    CUDNN_FP8,
+    SDPA_CUDNN,
+    SDPA_FLASH,
+    Candidate,
+    Finals,
+    Gate,
+    Race,
+    Reply,
+)
 from sagegen.measuring.rivals import Rival, agreement, find_peers, own_rivals, run_race
-from sagegen.measuring.telemetry import GpuState
-from sagegen.problem import Shape
+from sagegen.measuring.telemetry import GpuState, Watch
+from sagegen.problem import Shape, parse_problem
 
 SHAPE = Shape(1, 2, 2, 64, 64)
 
@@ -229,3 +240,71 @@ def test_agreement_shows_who_computes_something_else(inputs, is_causal: bool) ->
     assert found["zeros"] == 0
     assert "unseen" not in found
     assert launched == ["right"]
+
+
+class FailingTimer:
+    """Times nothing; fails at the launch of that number."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.count = at, 0
+
+    def cold(self, launch) -> float:
+        self.count += 1
+        if self.count == self.at:
+            raise DriverError("illegal memory access")
+        return 1.0
+
+    def sustained(self, launch, seconds: float) -> float:
+        return 1.0
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_finals_that_fail_name_who_ran_and_not_who_was_loaded_last(worker_bench, monkeypatch, at: int) -> None:
+    own, told = worker_bench
+    orders: list[str] = []
+    real = bench.interleave
+
+    def interleave(rivals, sample, *rest):
+        def noted(rival):
+            orders.append(rival[0])
+            return sample(rival)
+
+        return real(rivals, noted, *rest)
+
+    monkeypatch.setattr(bench, "interleave", interleave)
+    monkeypatch.setattr(own, "_event_timer", lambda: FailingTimer(at))
+    monkeypatch.setattr(own, "_watch", lambda: Watch(GpuState))
+    monkeypatch.setattr(measure, "_context_is_alive", lambda: False)
+    field = (Candidate("a.cubin", "d64_bf16_full_int8", "a"), Candidate("b.cubin", "d64_bf16_full_int8", "b"))
+    monkeypatch.setattr(measure, "_loaded", lambda candidates, tell: nullcontext([Named(c) for c in candidates]))
+    reply = own.do(Finals(field, Shape(1, 1, 1, 64, 64), rounds=2), told.append)
+    assert (reply.outcome, reply.reason) == ("crash", "illegal memory access")
+    assert told[-1] == orders[-1]
+    assert len(orders) == at
+
+
+class Named:
+    """A program as far as finals look at it."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.name, self.config, self.problem = candidate.name, candidate.config, parse_problem(candidate.problem)
+
+
+def test_a_job_that_runs_out_of_memory_is_done_again_with_all_of_it(monkeypatch) -> None:
+    own = measure.Bench()
+    monkeypatch.setattr(measure, "_context_is_alive", lambda: True)
+    forgotten: list[bool] = []
+    monkeypatch.setattr(own, "_drop_memory", lambda: forgotten.append(True))
+    answers = iter([torch.OutOfMemoryError("CUDA out of memory"), Reply("ok")] + [torch.OutOfMemoryError("again")] * 2)
+
+    def gate(job, tell):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(own, "_gate", gate)
+    candidate = Gate(Candidate("a.cubin", "d64_bf16_full_int8", "a"))
+    assert own.do(candidate, print).outcome == "ok"
+    assert forgotten == [True]
+    assert own.do(candidate, print) == Reply("launch", "again")  # it asks for more than there is

@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import os
+import re
+import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from optuna.storages import BaseStorage
 
 from sagegen.build import BuildFailure, Built
 from sagegen.cubin import Resources
-from sagegen.errors import BuildError, GpuMismatchError, WorkerError
+from sagegen.errors import BuildError, GpuBusyError, GpuLostError, GpuMismatchError, WorkerError
 from sagegen.gpu import DetectedGpu, find_gpu
+from sagegen.measuring import telemetry
 from sagegen.measuring.jobs import Candidate, Finals, Gate, Job, Ping, Reply, Screen
-from sagegen.measuring.telemetry import GpuState
+from sagegen.measuring.telemetry import Conditions, GpuState
 from sagegen.plan import ROLES
 from sagegen.problem import TUNED_LENGTHS, Problem, make_lengths
 from sagegen.registry import read_entries, save_entries
@@ -29,7 +34,10 @@ from sagegen.store import CUBIN_FILE, Store, make_key
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.events import Attempted, Decided, Event, Started, Warned
 from sagegen.tuning.journal import Journal, Outcome, read_journal
-from sagegen.tuning.request import Request, Result, Tools
+from sagegen.tuning.plant import EXPECTED, PLANTS
+from sagegen.tuning.request import Request, Result, Tools, make_searchers
+from sagegen.tuning.search import Searcher
+from sagegen.tuning.strategy import Strategy
 from sagegen.tuning.tune import tune
 
 GPU = find_gpu("l20")
@@ -156,6 +164,8 @@ class FakeCompiler:
 
     def _build(self, source: Source, arch: str, store: Store, toolkit: Toolkit) -> Built | BuildFailure:
         self.built.append(source)
+        if "struct Planted" in source.text:
+            return BuildFailure(source.name, "timeout", "nvcc took more than 60 s", "")
         if self.broken(source.config) or "planted_compile_error" in source.text:
             return BuildFailure(source.name, "compile", "kernel.cu(12): error: scripted", "log")
         cubin = source.text.encode()
@@ -185,20 +195,28 @@ class Bench:
     events: list[Event] = field(default_factory=list)
     stop_after: int | None = None
     stop_with: type[BaseException] = KeyboardInterrupt
+    searchers: Mapping[Problem, Searcher] = field(default_factory=dict)
 
     @property
     def journal(self) -> Path:
         return self.folder / "journal.jsonl"
 
-    def tune(self, problems: Sequence[Problem] = (PROBLEM,), **changes: object) -> Result:
+    def tune(
+        self, problems: Sequence[Problem] = (PROBLEM,), storage: BaseStorage | None = None, **changes: object
+    ) -> Result:
         self.events = []
-        request = Request(GPU, tuple(problems), **{"budget_s": None, "sampler": "random", **changes})  # type: ignore[arg-type]
+        request = Request(GPU, tuple(problems), **{"budget_s": None, "strategy": Strategy("random"), **changes})  # type: ignore[arg-type]
         workers = self.workers or [self.worker]
         device = DetectedGpu(0, "NVIDIA L20", GPU.sms, "580.1", "sm_89", GPU)
         toolkit = Toolkit(Path("/nvcc"), (13, 0), "V13.0.88")
         with Journal(self.journal) as journal:
-            tools = Tools(workers, [device] * len(workers), journal, Store(self.folder / "kernels"), toolkit)
+            store = Store(self.folder / "kernels")
+            tools = Tools(workers, [device] * len(workers), journal, store, toolkit, storage=storage)
             return tune(request, tools, self.listen)
+
+    def make_searchers(self, request: Request, toolkit: Toolkit) -> Mapping[Problem, Searcher]:
+        self.searchers = make_searchers(request, toolkit)
+        return self.searchers
 
     def listen(self, event: Event) -> None:
         self.events.append(event)
@@ -217,7 +235,8 @@ def make_bench(folder: Path, patch: pytest.MonkeyPatch) -> Bench:
         "sagegen.tuning.variants.build_batch", lambda *args, **options: made.compiler.build_batch(*args, **options)
     )
     patch.setattr("sagegen.tuning.request.all_searched_configs", lambda target: list(SPACE))
-    patch.setattr("sagegen.tuning.tune.read_state", lambda index: GpuState())
+    patch.setattr("sagegen.tuning.tune.make_searchers", lambda *asked: made.make_searchers(*asked))
+    patch.setattr(telemetry, "read_state", lambda index: GpuState())
     return made
 
 
@@ -269,7 +288,9 @@ def test_the_default_is_measured_first_at_every_length(bench: Bench) -> None:
     ]  # fmt: skip
 
 
-def test_a_space_of_twelve_ends_after_twelve_without_duplicates(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f6_a_space_of_twelve_ends_after_twelve_without_duplicates(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     twelve = [DEFAULT, *[config for config in SPACE if config != DEFAULT][:11]]
     monkeypatch.setattr("sagegen.tuning.request.all_searched_configs", lambda target: twelve)
     result = bench.tune(trials=100)
@@ -330,7 +351,7 @@ def test_a_spilling_variant_is_not_measured_unless_it_is_the_default(bench: Benc
     assert bench.outcomes()[DEFAULT.name] == "ok"
 
 
-def test_when_nothing_compiles_the_first_message_is_raised(bench: Bench) -> None:
+def test_f8_when_nothing_compiles_the_first_message_is_raised(bench: Bench) -> None:
     bench.compiler.broken = lambda config: True
     with pytest.raises(BuildError, match=r"kernel\.cu\(12\): error: scripted"):
         bench.tune(budget_s=600)
@@ -361,7 +382,7 @@ def test_one_barren_problem_is_a_warning_and_the_other_is_tuned(bench: Bench) ->
     assert any(isinstance(e, Warned) and OTHER.name in e.message for e in bench.events)
 
 
-def test_interrupted_after_ten_it_keeps_the_best_so_far(bench: Bench) -> None:
+def test_f5_interrupted_after_ten_it_keeps_the_best_so_far(bench: Bench) -> None:
     bench.stop_after = 10
     result = bench.tune(trials=100)
     assert isinstance(result.cause, KeyboardInterrupt)
@@ -404,6 +425,27 @@ def test_resumed_it_repeats_none_of_the_ten_and_finishes_the_rest(bench: Bench) 
     assert not {c.name for c in bench.worker.gated} & known
     assert len(bench.worker.gated) == len(SPACE) - 10
     assert {entry.config for entry in result.entries} == {BEST.name}
+
+
+def test_a_signal_that_comes_while_a_run_is_closed_loses_nothing(bench: Bench) -> None:
+    """Between the last final and the registry: the first signal, or the second of a burst."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    real = bench.worker.close
+
+    def close() -> None:
+        if any(isinstance(event, Decided) for event in bench.events) or bench.stop_after is None:
+            os.kill(os.getpid(), signal.SIGINT)
+        real()
+
+    try:
+        bench.stop_after = 10
+        bench.worker.close = close  # type: ignore[method-assign]
+        interrupted = bench.tune(trials=100)
+        bench.worker.close = real  # type: ignore[method-assign]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert isinstance(interrupted.cause, KeyboardInterrupt)
+    assert len(interrupted.entries) == 5
 
 
 class KilledError(BaseException):
@@ -568,19 +610,121 @@ def test_a_faster_kernel_with_a_slower_full_call_does_not_win(bench: Bench) -> N
     assert all("_rsalways_" in (entry.config or "") for entry in result.entries)
 
 
-def test_planted_faults_are_survived(bench: Bench) -> None:
+#: By what stands in the text of a planted candidate: what a worker on a GPU answers, the gate or the screen.
+PLANTED_REPLIES: dict[str, tuple[type[Job], Outcome]] = {
+    "illegal address": (Gate, "crash"),
+    "the 50th launch": (Screen, "crash"),
+    "planted: hang": (Gate, "timeout"),
+    "planted_memory": (Gate, "launch"),
+    "1.03f": (Gate, "accuracy"),
+    "n % 2 == 0": (Gate, "accuracy"),
+}
+
+
+def answer_as_planted(worker: FakeWorker) -> None:
+    """Have `worker` answer planted candidates as a GPU does."""
+    real = worker.run
+
+    def run(job: Job, timeout_s: float) -> Reply:
+        text = Path(job.candidate.cubin).read_text() if isinstance(job, Gate | Screen) else ""
+        for words, (step, outcome) in PLANTED_REPLIES.items():
+            if words in text and isinstance(job, step):
+                if outcome in ("crash", "timeout"):
+                    worker.close()
+                return Reply(outcome, "as planted")
+        return real(job, timeout_s)
+
+    worker.run = run  # type: ignore[method-assign]
+
+
+def test_f1_f2_planted_faults_are_survived(bench: Bench) -> None:
+    answer_as_planted(bench.worker)
+    result = bench.tune(trials=12, plants=PLANTS)
+    assert result.cause is None
+    outcomes = Counter(bench.outcomes().values())
+    assert outcomes == {"ok": 12, "crash": 2, "timeout": 2, "launch": 1, "accuracy": 2, "compile": 1}
+    assert outcomes - Counter(EXPECTED.values()) == {"ok": 12}
+    assert len(result.entries) == 5
+
+
+class BrokenGpu(FakeWorker):
+    """A GPU that is lost for good when a config runs on it."""
+
+    fatal: Config | None = None
+    is_lost = False
+
+    def run(self, job: Job, timeout_s: float) -> Reply:
+        if isinstance(job, Gate) and parse_config(job.candidate.config) == self.fatal:
+            self.is_lost = True
+        if not self.is_lost:
+            return super().run(job, timeout_s)
+        self.pid = None
+        return Reply("crash", "CUDA error: unknown error")
+
+
+def test_a_gpu_that_is_lost_ends_the_run_with_a_clear_message_and_the_best_so_far(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sagegen.tuning.examine.find_loss", lambda index: "NVML says: GPU is lost")
+    bench.worker = BrokenGpu()
+    bench.worker.fatal = VICTIMS[0]
+    result = bench.tune(trials=100)
+    assert isinstance(result.cause, GpuLostError)
+    said = (
+        r"GPU 0 does not answer any more, .*: crash: CUDA error: unknown error \(NVML says: GPU is lost\); .*nvidia-smi"
+    )
+    assert re.match(said, str(result.cause))
+    assert VICTIMS[0].name not in bench.outcomes()  # it may be the GPU's fault: the next run tries it again
+    assert len(result.entries) == 5
+    assert set(bench.outcomes().values()) == {"ok"}
+
+
+def test_a_gpu_that_never_answers_is_an_error(bench: Bench) -> None:
+    bench.worker = BrokenGpu()
+    bench.worker.fatal = DEFAULT
+    with pytest.raises(GpuLostError, match="not even to a fresh process"):
+        bench.tune(trials=100)
+
+
+def test_a_failure_in_company_that_is_not_seen_again_is_recorded_so(bench: Bench) -> None:
+    bench.worker.faults = {VICTIMS[0]: "crash"}
+    bench.worker.once = {VICTIMS[0]}
+    bench.tune(trials=100)
+    records = read_journal(bench.journal)
+    assert {r.config: r.first_failure for r in records if r.first_failure} == {VICTIMS[0].name: "crash: scripted crash"}
+
+
+def test_a_suspect_that_was_alone_with_the_proven_is_not_run_again(bench: Bench) -> None:
+    first = [BEST, *VICTIMS[:2]]
+    bench.worker.faults = {VICTIMS[0]: "crash", VICTIMS[1]: "crash"}
+    held = {(PROBLEM, length): config for length, config in zip(TUNED_LENGTHS, first, strict=False)}
+    bench.tune(trials=100, incumbents=held)
+    gated = Counter(bench.worker.gated)
+    assert bench.worker.gated[:2] == [DEFAULT, BEST]
+    assert (gated[VICTIMS[0]], gated[VICTIMS[1]]) == (2, 1)  # the second was the first guest of a fresh process
+
+
+def test_what_the_worker_measures_beside_the_times_is_recorded(bench: Bench) -> None:
+    conditions = {"looks": 3, "clock_mhz": 1755.0, "power_w": 400.5, "temperature_c": 71, "throttled": 2, "dropped": 1}
+    reasons = {"slowdowns": ["power brake"]}
     real = bench.worker.run
 
     def run(job: Job, timeout_s: float) -> Reply:
-        if isinstance(job, Gate) and "// planted" in Path(job.candidate.cubin).read_text():
-            bench.worker.close()
-            return Reply("timeout" if "hang" in Path(job.candidate.cubin).read_text() else "crash", "as planted")
-        return real(job, timeout_s)
+        reply = real(job, timeout_s)
+        if isinstance(job, Screen):
+            reply.data.update(warm_us=[3.5] * job.launches, conditions=conditions | reasons)
+        if isinstance(job, Finals):
+            reply.data["conditions"] = conditions | reasons
+        return reply
 
     bench.worker.run = run  # type: ignore[method-assign]
-    result = bench.tune(trials=12, plants=("crash", "hang", "badcompile"))
-    assert Counter(bench.outcomes().values()) == {"ok": 12, "crash": 1, "timeout": 1, "compile": 1}
-    assert len(result.entries) == 5
+    bench.tune(trials=3)
+    screens, finals = ([r for r in read_journal(bench.journal) if r.phase == phase] for phase in ("screen", "final"))
+    expected = Conditions(3, 1755.0, None, 400.5, 71, 2, 1, ("power brake",))
+    assert {s.conditions for r in (*screens, *finals) for s in r.samples} == {expected}
+    assert all(set(s.warm_us) == {3.5} for r in screens for s in r.samples)
+    warned = [e.message for e in bench.events if isinstance(e, Warned)]
+    assert f"{PROBLEM.name} at 1024 tokens: times of a GPU that throttled (power brake)" in warned
 
 
 def test_two_gpus_share_the_work(bench: Bench) -> None:
@@ -598,14 +742,17 @@ def test_a_worker_on_another_gpu_stops_the_run(bench: Bench) -> None:
     assert bench.outcomes() == {}
 
 
-def test_a_busy_gpu_is_warned_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sagegen.tuning.tune.read_state", lambda index: GpuState(processes=(4711,)))
-    bench.tune(trials=2)
+def test_f7_a_busy_gpu_is_refused_or_warned_of(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "read_state", lambda index: GpuState(processes=(4711,)))
+    with pytest.raises(GpuBusyError, match=r"4711.*--force"):
+        bench.tune(trials=2)
+    assert bench.worker.jobs == []
+    bench.tune(trials=2, force=True)
     assert any(isinstance(e, Warned) and "4711" in e.message for e in bench.events)
 
 
 def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
-    bench.tune(trials=25, sampler="tpe")
+    bench.tune(trials=25, strategy=Strategy("tpe"))
     progress = [e.progress for e in bench.events if isinstance(e, Attempted)]
     assert progress == sorted(progress)
     assert progress[-1] == 1.0
@@ -617,10 +764,10 @@ def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
         assert event.speed_vs_default == pytest.approx(calls, rel=0.01)
 
 
-def test_two_runs_with_different_seeds_find_the_same_winner(bench: Bench, tmp_path: Path) -> None:
-    first = bench.tune(trials=25, seed=1, sampler="tpe")
+def test_f7_two_runs_with_different_seeds_find_the_same_winner(bench: Bench, tmp_path: Path) -> None:
+    first = bench.tune(trials=25, seed=1, strategy=Strategy("tpe"))
     bench.folder = tmp_path / "second"
-    second = bench.tune(trials=25, seed=2, sampler="tpe")
+    second = bench.tune(trials=25, seed=2, strategy=Strategy("tpe"))
     assert [e.config for e in first.entries] == [e.config for e in second.entries]
 
 

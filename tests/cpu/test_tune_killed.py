@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def wait_until(condition, seconds: float = 60.0) -> None:  # type: ignore[no-unt
         time.sleep(0.01)
 
 
-def test_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) -> None:
+def test_f5_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     run = subprocess.Popen([sys.executable, str(CHILD), str(tmp_path)])
     wait_until(lambda: journal.exists() and journal.read_bytes().count(b"\n") >= 10)
@@ -51,3 +52,25 @@ def test_a_killed_run_leaves_no_worker_and_resumes_where_it_was(tmp_path: Path) 
     assert max(Counter(r.config for r in records).values()) == 1
     assert Counter(r.outcome for r in records) == {"ok": 31, "crash": 1}
     assert next(r.reason for r in records if r.outcome == "crash").startswith("worker killed by SIGABRT")
+
+
+def test_f5_a_worker_that_is_killed_from_outside_costs_nobody_an_outcome(tmp_path: Path) -> None:
+    """Whoever it was running is run again alone; the record says what happened, the journal lacks nothing."""
+    journal = tmp_path / "journal.jsonl"
+    with subprocess.Popen([sys.executable, str(CHILD), str(tmp_path)], stdout=subprocess.PIPE, text=True) as run:
+        killed = set()
+        for count in (1, 6):
+            wait_until(lambda count=count: journal.exists() and journal.read_bytes().count(b"\n") >= count)  # type: ignore[misc]
+            wait_until(lambda: bool(worker_ids(tmp_path) - killed))
+            for pid in worker_ids(tmp_path) - killed:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        out, _ = run.communicate(timeout=120)
+    assert run.returncode == 0
+    assert out.split() == ["32", "5"]
+    records = [r for r in read_journal(journal) if r.phase == "screen"]
+    assert Counter(r.outcome for r in records) == {"ok": 31, "crash": 1}
+    assert next(r for r in records if r.outcome == "crash").reason.startswith("worker killed by SIGABRT")
+    first = [r.first_failure for r in records if r.first_failure]
+    assert 1 <= len(first) <= 2  # a worker may have been between two jobs
+    assert all("worker killed by SIGKILL" in failure for failure in first)

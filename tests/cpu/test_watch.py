@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from sagegen.cli.watch import Watcher
-from sagegen.tuning.events import Attempted, Decided, FinalsStarted, GateStarted, Started, Warned
+from sagegen.tuning.events import Attempted, Decided, FinalsStarted, GateStarted, Preparing, Started, Warned
 from sagegen.tuning.journal import Outcome, Record
 
 
@@ -88,3 +88,13 @@ def test_the_gate_of_an_offline_run_is_told_now_and_then(lines) -> None:  # type
         now[0] = 20.0
         watch(GateStarted("d64_fp16_full_int8", "config2"))
     assert lines() == ["100%  accuracy gate in the emulator: d64_fp16_full_int8 config2"]
+
+
+def test_what_takes_a_while_before_the_search_is_told_at_once(lines) -> None:  # type: ignore[no-untyped-def]
+    watch = Watcher(plain_console())
+    watch(Preparing("l20"))
+    watch(Preparing("rtx4090", "d64_bf16_full_int8"))
+    assert lines() == [
+        "l20: listing configs, starting workers, compiling the default configs",
+        "rtx4090: listing configs of d64_bf16_full_int8",
+    ]
