@@ -16,6 +16,7 @@ COMMANDS = {
     "gpus": "List the known GPUs and those of this machine.",
     "doctor": "Check what running and building kernels needs on this machine.",
     "show": "Show the tuned registry, an entry, a difference, or the search space.",
+    "report": "Write a journal or a registry as one page that works offline.",
     "render": "Print the CUDA source of a config.",
     "build": "Compile a config and print what it takes.",
     "tune": "Search the best configs for a GPU and write its registry.",

@@ -175,6 +175,25 @@ ORDER = (
     "tuning.judge",
     "tuning.offline",
     "tuning.tune",
+    # telling of it
+    "report.figure",
+    "report.text",
+    "report.failures",
+    "report.scale",
+    "report.drawing",
+    "report.races",
+    "report.sources",
+    "report.cases",
+    "report.collection",
+    "report.standings",
+    "report.importance",
+    "report.limits",
+    "report.search_charts",
+    "report.result_charts",
+    "report.tables",
+    "report.accuracy_charts",
+    "report.contents",
+    "report.page",
 )
 #: The two paths that a reader follows, without jumping back.
 TUNE_PATH = (
@@ -212,7 +231,7 @@ HEAVY = (
 )
 
 PACKAGE = Path(sagegen.__file__).parent
-PACKAGES = ("ablation", "emulator", "measuring", "probing", "runtime", "shipping", "tuning")
+PACKAGES = ("ablation", "emulator", "measuring", "probing", "report", "runtime", "shipping", "tuning")
 COMMANDS = Path(sagegen.cli.__file__).parent
 
 

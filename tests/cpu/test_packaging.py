@@ -38,11 +38,12 @@ def test_every_module_template_and_registry_is_in_it(names: list[str]) -> None:
     wanted = {
         f"sagegen/{'' if folder == 'sagegen' else folder + '/'}{path.relative_to(ROOT / folder)}"
         for folder in ("sagegen", "cli", "templates", "tuned")
-        for pattern in ("*.py", "*.j2", "*.cuh", "*.cpp", "*.hpp", "*.yaml", "*.cubin.gz", "py.typed")
+        for pattern in ("*.py", "*.j2", "*.css", "*.cuh", "*.cpp", "*.hpp", "*.yaml", "*.cubin.gz", "py.typed")
         for path in (ROOT / folder).rglob(pattern)
     }
     assert wanted - set(names) == set()
     assert "sagegen/templates/quantize.cu.j2" in wanted
+    assert "sagegen/report/templates/style.css" in wanted
     assert "sagegen/templates/include/cuda/thread.cuh" in wanted
     assert "sagegen/templates/include/host/thread.cuh" in wanted
     assert "sagegen/emulator/runtime/engine.cpp" in wanted

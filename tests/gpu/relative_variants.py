@@ -9,6 +9,7 @@ from sagegen.problem import Problem, parse_problem
 from sagegen.registry import load_registry
 from sagegen.rules import Target, default_config, default_config_with, fitted_config
 from sagegen.space import Config, parse_config
+from sagegen.wgmma_space import WgmmaConfig
 
 Variant = tuple[Problem, Config]
 
@@ -29,7 +30,7 @@ def problem_of(gpu_name: str, mask: str, *, is_ragged: bool = True) -> Problem:
 
 
 def ragged_variants() -> list[Variant]:
-    """What is tuned for the H200, as ragged problems have it: one of those that compute alike. And others."""
+    """What `wgmma` has tuned for the H200, as ragged problems have it: one of those that compute alike. And others."""
     found: dict[tuple[str, ...], Variant] = {}
     for entry in load_registry("h200").layers[-1].entries:
         if entry.config is None:
@@ -37,8 +38,9 @@ def ragged_variants() -> list[Variant]:
         problem = replace(parse_problem(entry.problem), is_ragged=True)
         config = fitted_config(parse_config(entry.config), Target(GPUS["h200"], problem))
         assert config is not None, entry.config
-        way = (config.schedule, config.accumulation, config.exponent.rstrip("0123456789"))  # type: ignore[union-attr]
-        found.setdefault(way, (problem, config))
+        if isinstance(config, WgmmaConfig):
+            way = (config.schedule, config.accumulation, config.exponent.rstrip("0123456789"))
+            found.setdefault(way, (problem, config))
     others = [(Problem(64, "fp16", i == 0, is_ragged=True), parse_config(name)) for i, name in enumerate(_OTHERS)]
     return [*found.values(), *others]
 
