@@ -12,7 +12,7 @@ import click
 from sagegen.cli.options import json_option, make_problem, problem_options, tune_command
 
 if TYPE_CHECKING:
-    from sagegen.entry import Entry
+    from sagegen.entry import Entry, MeasuredTime, PredictedTime
     from sagegen.problem import Problem
     from sagegen.tuning.distances import CaseDistances, Distance
 
@@ -150,16 +150,15 @@ def _print_table(rows: list[_Row]) -> None:
 
 def _figures(entry: Entry) -> tuple[str, str, str, str]:
     figures = entry.figures
-    time = figures.kernel_us if figures.kernel_us is not None else figures.predicted_us
     return (
         _text(figures.tops, "{:.0f}"),
-        _text(time, "{:.1f}" if figures.kernel_us is not None else "~{:.1f}"),
+        _text(entry.kernel_time, "{:.1f}"),
         _text(figures.speed_vs_sdpa, "{:.2f}x"),
         _text(entry.min_cosine, "~{:.5f}" if entry.provenance.accuracy_from else "{:.5f}"),
     )
 
 
-def _text(value: float | None, form: str) -> str:
+def _text(value: float | MeasuredTime | PredictedTime | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 

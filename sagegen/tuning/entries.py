@@ -20,7 +20,7 @@ from sagegen.problem import Shape, TunedLength
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.finals import Decision
 from sagegen.tuning.journal import Record
-from sagegen.tuning.model import Prediction
+from sagegen.tuning.model import MODEL_CHECKED_ON, MODEL_ERROR, Prediction
 from sagegen.tuning.variants import Variant
 
 _RESAMPLES = 4000
@@ -152,5 +152,7 @@ def _entry(
             clock_mhz=place.state.clock_mhz,
             power_limit_w=place.state.power_limit_w,
             accuracy_from="emulator" if accuracy and kind == "predicted" else None,
+            model_error=MODEL_ERROR[variant.config.family] if kind == "predicted" else None,
+            model_checked_on=MODEL_CHECKED_ON if kind == "predicted" else None,
         ),
     )

@@ -144,6 +144,8 @@ ORDER = (
     "tuning.journal",
     "tuning.distances",
     "tuning.events",
+    "tuning.tile_counts",
+    "tuning.disassembly",
     "tuning.tile_cost",
     "tuning.mma_cost",
     "tuning.wgmma_cost",
