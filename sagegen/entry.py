@@ -42,7 +42,6 @@ ACCURACY_KINDS = (
 )  # fmt: skip
 
 
-
 @dataclass(frozen=True, slots=True)
 class MeasuredTime:
     """Microseconds that a GPU took. Formats as the number."""

@@ -55,7 +55,7 @@ def parse_tile(listing: str) -> TileCounts | None:
     bodies = [_usual(code, first, last) for first, last in _tile_loops(code)]
     if not bodies:
         return None
-    return count_units(min(bodies, key=len))
+    return count_units(min(bodies, key=lambda body: len(body)))
 
 
 def _parse_kernel(listing: str, role: str) -> list[_Instruction]:
@@ -82,9 +82,7 @@ def _tile_loops(code: Sequence[_Instruction]) -> list[tuple[int, int]]:
         if row.target is not None and row.target <= index and _products(code[row.target : index + 1]) > 1
     ]
     return [
-        own
-        for own in loops
-        if not any(own != inner and own[0] <= inner[0] and inner[1] <= own[1] for inner in loops)
+        own for own in loops if not any(own != inner and own[0] <= inner[0] and inner[1] <= own[1] for inner in loops)
     ]
 
 

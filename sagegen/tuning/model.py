@@ -33,7 +33,7 @@ _L2_BYTES: Mapping[str, float] = {"sm_80": 47.0, "sm_90": 54.0}
 _LEAST_L2_BYTES = 18.0
 _QUANTIZED_BYTES = {"q": 3, "k": 5, "v": 5}  # moved per element by the statistics and quantizing kernels
 #: Microseconds of the statistics and quantizers beside their bytes: launches and tails, more where Q has one too, and
-#: per 1000 keys of a head where tiles leave the quantizer of `wgmma` uneven. Fitted, to the journals of a block's clocks.
+#: per 1000 keys of a head where tiles leave the quantizer of `wgmma` uneven. Fitted, to a block's clocks' journals.
 _LAUNCH_US = 30.0
 _QUERY_LAUNCH_US = 20.0
 _UNEVEN_US: Mapping[int, float] = {64: 0.067, 192: 0.033}

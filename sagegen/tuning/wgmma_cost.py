@@ -22,13 +22,13 @@ _PROBES = {"s8": "wgmma_s8_ss_n128", "e4m3f32": "wgmma_e4m3f32_rs_n128"}
 #: A chip whose mma.sync has less is capped, and wgmma is no faster there (H20).
 _UNCAPPED_MMA_S8 = 4000.0
 #: Clocks of an SM that the products do not hide, per score: by the exact exponent, by the packed one, and added up for
-#: the row's sum. What E4M3's scores save, a conversion from INT32, is not known: no kernel of it has been timed. Fitted.
+#: the row's sum. Fitted. What E4M3's scores save, a conversion from INT32, is not known: no kernel of it was timed.
 _EXACT_CLOCKS = 0.0459
 _PACKED_CLOCKS = 0.0176
 _ROW_SUM_CLOCKS = 0.0062
 #: Of delta S, per score: one FFMA more, and a float maximum of two where three integers share one. Counted, not
-#: fitted, at 128 lanes. Folded into integers it takes an FFMA, saves their conversion, and in fp16 has one of its own for
-#: two rows.
+#: fitted, at 128 lanes. Folded into integers it takes an FFMA, saves their conversion, and in fp16 has one of its own
+#: for two rows.
 _DELTA_CLOCKS = 1.5 / 128
 _FOLDED_CLOCKS: Mapping[str, float] = {"f32": 0.1 / 128, "f16": 0.6 / 128}
 #: Per output element that is rescaled or promoted, and per warp and tile; more for each further set of K's scales.
@@ -46,7 +46,7 @@ _SPAN_INSTRUCTIONS = 8
 #: Two consumers leave gaps that a third one fills, or the second product of `overlap`. Fitted.
 _GAPS = {(3, "plain"): 0.85, (2, "overlap"): 1.06, (2, "plain"): 1.13}
 #: Clocks of a block beside its tiles: once, once more with a mask, per output element, per masked score, and per
-#: element of Q that the producer quantizes. Fitted, but for the last, which is held to a race (2026-11-30c-h200.md) too.
+#: element of Q that the producer quantizes. Fitted; the last one down to what a race allows (2026-11-30c-h200.md).
 _BLOCK_CLOCKS = 2110.0
 _CAUSAL_CLOCKS = 640.0
 _OUTPUT_CLOCKS = 0.235

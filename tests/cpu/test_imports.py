@@ -150,6 +150,8 @@ ORDER = (
     "tuning.mma_cost",
     "tuning.wgmma_cost",
     "tuning.model",
+    "tuning.validation",
+    "tuning.validation_plot",
     "tuning.proposer",
     "tuning.search",
     "tuning.variants",
