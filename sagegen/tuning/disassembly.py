@@ -55,7 +55,8 @@ def parse_tile(listing: str) -> TileCounts | None:
     bodies = [_usual(code, first, last) for first, last in _tile_loops(code)]
     if not bodies:
         return None
-    return count_units(min(bodies, key=lambda body: len(body)))
+    shortest: list[str] = min(bodies, key=len)
+    return count_units(shortest)
 
 
 def _parse_kernel(listing: str, role: str) -> list[_Instruction]:
