@@ -184,7 +184,13 @@ def test_a_journal_has_no_times_of_what_never_ran() -> None:
 # --- who gets at a prediction
 
 #: Modules that may call the model: they order configs, make predicted entries, or set it beside what was measured.
-MAY_PREDICT = {"sagegen.tuning.search", "sagegen.tuning.offline", "sagegen.tuning.entries", "sagegen.tuning.validation"}
+MAY_PREDICT = {
+    "sagegen.report.collection",
+    "sagegen.tuning.entries",
+    "sagegen.tuning.offline",
+    "sagegen.tuning.ranking",
+    "sagegen.tuning.validation",
+}
 #: Modules that may touch an entry's bare figures of time; all others take `kernel_time` and `call_time`.
 MAY_TOUCH_FIGURES = {"sagegen.entry", "sagegen.tuning.entries"}
 TIMES = {"kernel_us", "kernel_us_low", "kernel_us_high", "full_us", "predicted_us", "predicted_full_us"}
