@@ -24,9 +24,10 @@ def command(
     precision: str,
     as_json: bool,
 ) -> None:
-    """Compile a config and print what it takes.
+    """Compile a config and print what it takes: registers, and the instructions that a warp issues for one key tile.
 
-    Needs nvcc but no GPU. What was compiled before comes from the kernel store. A kernel that does not compile is
+    The latter are read off the machine code, where nvdisasm is beside nvcc or on PATH. Needs nvcc but no GPU. What was
+    compiled before comes from the kernel store. A kernel that does not compile is
     exit code 1.
 
     \b
@@ -40,6 +41,7 @@ def command(
     from sagegen.rules import Target
     from sagegen.store import open_store
     from sagegen.toolkit import find_toolkit
+    from sagegen.tuning.disassembly import count_tile, find_disassembler
 
     gpu = find_gpu(gpu_name)
     problem = make_problem(head_dim, dtype, is_causal, precision)
@@ -52,10 +54,12 @@ def command(
         click.echo(built.log, err=True, nl=False)
         click.echo(f"Error: {source.name} did not compile ({built.outcome}): {built.reason}", err=True)
         sys.exit(1)
+    disassembler = find_disassembler(toolkit)
+    tile = count_tile(built.cubin, disassembler) if disassembler else None
     if as_json:
         from dataclasses import asdict
 
-        click.echo(json.dumps(asdict(built), default=str))
+        click.echo(json.dumps({**asdict(built), "tile": asdict(tile) if tile else None}, default=str))
         return
     click.echo(f"{built.name} for {built.arch}, {built.nvcc}")
     for role, used in built.resources.items():
@@ -64,5 +68,8 @@ def command(
             f"  {role:9} {used.registers:3} registers, {spills} bytes spilled (stores + loads), "
             f"{used.stack_bytes} bytes stack, {used.smem_bytes} bytes static shared memory"
         )
+    if tile is not None:
+        kinds = f"{tile.matrix} matrix, {tile.mufu} MUFU, {tile.fp32} FP32, {tile.alu} ALU, {tile.memory} memory"
+        click.echo(f"  a key tile takes a warp {tile.issued} instructions: {kinds}, {tile.other} other")
     click.echo(f"  compiled in {built.seconds:.1f} s{' (earlier; from the kernel store)' if built.cached else ''}")
     click.echo(f"  {built.cubin}")

@@ -28,6 +28,7 @@ COMMANDS = {
     "ablate": "Compare the papers' techniques and number types by accuracy, each switched alone.",
     "bench": "Time tuned kernels against torch SDPA on this GPU.",
     "probe": "Measure what the units of this GPU reach.",
+    "model": "Hold the model of absent GPUs to what a journal measured.",
 }
 
 

@@ -13,7 +13,7 @@ from sagegen.cli.difference import show_difference
 from sagegen.cli.options import json_option, make_problem, problem_options, tune_command
 
 if TYPE_CHECKING:
-    from sagegen.entry import Entry
+    from sagegen.entry import Entry, MeasuredTime, PredictedTime
     from sagegen.problem import Problem
     from sagegen.tuning.distances import CaseDistances, Distance
 
@@ -151,23 +151,36 @@ def _print_table(rows: list[_Row]) -> None:
     table.add_column("config")
     for row in rows:
         entry = row.entry
-        table.add_row(row.gpu, entry.problem, entry.lengths.name, *_figures(entry), _origin(row), entry.config or "-")
+        cells = (row.gpu, entry.problem, entry.lengths.name, *_figures(entry), _origin(row), entry.config or "-")
+        table.add_row(*cells, style=None if entry.measured else "dim italic")
     # wider than a terminal: a line per entry can be searched, and a config's name copied
     Console(width=max(Console().width, _WIDTH)).print(table)
+    _explain_predictions(row.entry for row in rows)
+
+
+def _explain_predictions(entries: Iterable[Entry]) -> None:
+    """Say below a table what its predicted times are worth."""
+    stated = {
+        (entry.provenance.model_error, entry.provenance.model_checked_on) for entry in entries if not entry.measured
+    }
+    if not stated:
+        return
+    click.echo("~ and predicted: by a model of the GPU, never measured there.", err=True)
+    for error, gpu in sorted((error, gpu) for error, gpu in stated if error is not None and gpu is not None):
+        click.echo(f"The model's error: 9 of 10 full calls within {error:.0%}, checked on {gpu} alone.", err=True)
 
 
 def _figures(entry: Entry) -> tuple[str, str, str, str]:
     figures = entry.figures
-    time = figures.kernel_us if figures.kernel_us is not None else figures.predicted_us
     return (
         _text(figures.tops, "{:.0f}"),
-        _text(time, "{:.1f}" if figures.kernel_us is not None else "~{:.1f}"),
+        _text(entry.kernel_time, "{:.1f}"),
         _text(figures.speed_vs_sdpa, "{:.2f}x"),
         _text(entry.min_cosine, "~{:.5f}" if entry.provenance.accuracy_from else "{:.5f}"),
     )
 
 
-def _text(value: float | None, form: str) -> str:
+def _text(value: float | MeasuredTime | PredictedTime | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 

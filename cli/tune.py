@@ -19,7 +19,7 @@ from sagegen.errors import GpuMismatchError
 from sagegen.tuning.strategy import DEFAULT_SAMPLER, Strategy
 
 if TYPE_CHECKING:
-    from sagegen.entry import Entry
+    from sagegen.entry import Entry, MeasuredTime, PredictedTime
     from sagegen.env import Env
     from sagegen.gpu import DetectedGpu, Gpu
     from sagegen.registry import Saved
@@ -238,14 +238,14 @@ def _print_table(entries: tuple[Entry, ...]) -> None:
     table.add_column("config")
     for entry in entries:
         figures, used = entry.figures, entry.resources
-        measured = figures.kernel_us is not None
+        times = "{:.1f}" if entry.measured else "{:.0f}"
         table.add_row(
             entry.problem,
             entry.lengths.name,
-            entry.answer if measured else "predicted",
-            _text(figures.kernel_us, "{:.1f}") if measured else _text(figures.predicted_us, "~{:.0f}"),
+            entry.answer if entry.measured else "predicted",
+            _text(entry.kernel_time, times),
             _text(figures.tops, "{:.0f}"),
-            _text(figures.full_us, "{:.1f}") if measured else _text(figures.predicted_full_us, "~{:.0f}"),
+            _text(entry.call_time, times),
             _text(figures.speed_vs_default, "{:.3f}x"),
             _text(figures.speed_vs_sdpa, "{:.3f}x"),
             _text(entry.min_cosine, "~{:.5f}" if entry.provenance.accuracy_from else "{:.5f}"),
@@ -256,5 +256,5 @@ def _print_table(entries: tuple[Entry, ...]) -> None:
     Console(width=max(Console().width, _WIDTH)).print(table)
 
 
-def _text(value: float | None, form: str) -> str:
+def _text(value: float | MeasuredTime | PredictedTime | None, form: str) -> str:
     return "-" if value is None else form.format(value)

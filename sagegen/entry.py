@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -43,6 +44,26 @@ ACCURACY_KINDS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredTime:
+    """Microseconds that a GPU took. Formats as the number."""
+
+    us: float
+
+    def __format__(self, spec: str) -> str:
+        return format(self.us, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedTime:
+    """Microseconds that the model expects. However it is formatted, `~` goes before the number."""
+
+    us: float
+
+    def __format__(self, spec: str) -> str:
+        return f"~{self.us:{spec}}"
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of everything in the file: immutable, and a misspelled key is an error."""
 
@@ -59,6 +80,7 @@ class Timing(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     `kernel_us` is the attention kernel alone, median, with the interval's ends; `full_us` has its quantizers too.
     `speed_vs_sdpa` compares full calls; `speed_vs_default` the kernel with that of the default config, in the same run.
+    `predicted_us` and `predicted_full_us` are the model's; all others come from a GPU.
     """
 
     kernel_us: Above0 | None = None
@@ -96,6 +118,8 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     `accuracy_from` is absent when accuracy figures are from the GPU itself; `emulator` means small inputs on the CPU.
     `model` says which model predicted the times; predictions of different ones are not compared.
+    `model_error` is what a predicted entry's full call may be off by, relative to its time: nine of ten configs that
+    the model was held to were nearer, on the GPU `model_checked_on`. On any other nobody has measured it.
     """
 
     kind: Literal["measured", "predicted"]
@@ -112,6 +136,12 @@ class Provenance(Record, frozen=True, kw_only=True, omit_defaults=True):
     clock_mhz: Rate | None = None
     power_limit_w: Rate | None = None
     accuracy_from: Literal["emulator"] | None = None
+    model_error: Error | None = None
+    model_checked_on: str | None = None
+
+
+#: Figures that only a GPU gives.
+_MEASURED_FIGURES = tuple(name for name in Timing.__struct_fields__ if not name.startswith("predicted"))
 
 
 class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -140,6 +170,13 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     accuracy: dict[str, Accuracy] = {}
     resources: KernelResources | None = None
 
+    def __post_init__(self) -> None:
+        """Raise ValueError where a predicted entry has figures that only a GPU gives: there can be no such entry."""
+        if self.provenance.kind == "predicted":
+            for name in _MEASURED_FIGURES:
+                if getattr(self.figures, name) is not None:
+                    raise ValueError(f"figure `{name}` is measured, and the entry is predicted")
+
     @property
     def lengths(self) -> Bucket:
         return Bucket(self.bucket.kv_min, self.bucket.kv_max)
@@ -151,6 +188,21 @@ class Entry(Record, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def measured(self) -> bool:
         return self.provenance.kind == "measured"
+
+    @property
+    def kernel_time(self) -> MeasuredTime | PredictedTime | None:
+        """Of the attention kernel alone; None when it is not known."""
+        return self._time(self.figures.kernel_us, self.figures.predicted_us)
+
+    @property
+    def call_time(self) -> MeasuredTime | PredictedTime | None:
+        """Of the full call, quantizers included; None when it is not known."""
+        return self._time(self.figures.full_us, self.figures.predicted_full_us)
+
+    def _time(self, measured: float | None, predicted: float | None) -> MeasuredTime | PredictedTime | None:
+        if self.measured:
+            return None if measured is None else MeasuredTime(measured)
+        return None if predicted is None else PredictedTime(predicted)
 
     @property
     def answer_tops(self) -> float | None:

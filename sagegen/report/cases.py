@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sagegen.entry import Entry
+from sagegen.entry import Entry, MeasuredTime, PredictedTime
 from sagegen.gpu import Gpu
 from sagegen.problem import Problem, Shape
 from sagegen.report.failures import Failure
@@ -59,13 +59,11 @@ class Tuned:
 
     @property
     def call(self) -> Figure | None:
-        figures = self.entry.figures
-        return self._figure(figures.full_us, figures.predicted_full_us)
+        return _figure(self.entry.call_time)
 
     @property
     def kernel(self) -> Figure | None:
-        figures = self.entry.figures
-        return self._figure(figures.kernel_us, figures.predicted_us)
+        return _figure(self.entry.kernel_time)
 
     @property
     def sdpa(self) -> Figure | None:
@@ -74,10 +72,11 @@ class Tuned:
         is_known = ratio and call and not call.is_predicted and is_time(call.value * ratio)
         return call.scaled(ratio) if ratio and call and is_known else None
 
-    def _figure(self, measured: float | None, predicted: float | None) -> Figure | None:
-        """What was measured, if the entry is of a measurement, else what was predicted: never the other kind."""
-        us = measured if self.entry.measured else predicted
-        return Figure(us, self.entry.provenance.kind) if us is not None and is_time(us) else None
+
+def _figure(time: MeasuredTime | PredictedTime | None) -> Figure | None:
+    if time is None or not is_time(time.us):
+        return None
+    return Figure(time.us, "predicted" if isinstance(time, PredictedTime) else "measured")
 
 
 @dataclass(frozen=True, slots=True)

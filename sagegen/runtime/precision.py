@@ -49,5 +49,5 @@ def _refusal(own: Explanation, other: Explanation) -> str | None:
 def _describe_speed(entry: Entry) -> str:
     if entry.answer_tops is not None:
         return f"{entry.answer_tops:.0f} TOPS with quantizers"
-    predicted = entry.figures.predicted_full_us
-    return "unknown speed" if predicted is None else f"~{predicted:.0f} us"
+    time = entry.call_time
+    return "unknown speed" if time is None else f"{time:.0f} us"

@@ -102,8 +102,8 @@ def _find_speed(old: Entry, new: Entry) -> float | None:
         return new.answer_tops / old.answer_tops if old.answer_tops and new.answer_tops else None
     if own.model != other.model:
         return None
-    before, after = old.figures.predicted_full_us, new.figures.predicted_full_us
-    return before / after if before and after else None
+    before, after = old.call_time, new.call_time
+    return before.us / after.us if before and after else None
 
 
 def _describe(old: Entry, new: Entry, speed: float | None) -> Iterator[str]:

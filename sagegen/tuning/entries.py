@@ -20,7 +20,7 @@ from sagegen.problem import Shape, TunedLength
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.finals import Decision
 from sagegen.tuning.journal import Record
-from sagegen.tuning.model import MODEL, Prediction
+from sagegen.tuning.model import MODEL, MODEL_CHECKED_ON, MODEL_ERROR, Prediction
 from sagegen.tuning.variants import Variant
 
 _RESAMPLES = 4000
@@ -153,6 +153,8 @@ def _entry(
             power_limit_w=place.state.power_limit_w,
             accuracy_from="emulator" if accuracy and kind == "predicted" else None,
             model=_name_model(place.gpu) if kind == "predicted" else None,
+            model_error=MODEL_ERROR[variant.config.family] if kind == "predicted" else None,
+            model_checked_on=MODEL_CHECKED_ON if kind == "predicted" else None,
         ),
     )
 

@@ -114,6 +114,11 @@ class Record:
     schema: int = JOURNAL_SCHEMA
     first_failure: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for times of a `build`: what never ran on a GPU has none."""
+        if self.phase == "build" and self.samples and not self.shared_from:
+            raise ValueError("a record of phase `build` has times, and nothing ran")
+
     def median_us(self, tokens: int) -> float | None:
         """Median kernel time at that length in microseconds; None if it was not measured there."""
         return next((s.median_us for s in self.samples if s.tokens == tokens), None)

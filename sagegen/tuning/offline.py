@@ -25,6 +25,7 @@ from sagegen.problem import Problem, TunedLength
 from sagegen.rules import all_searched_configs, default_config
 from sagegen.store import Store
 from sagegen.toolkit import Toolkit
+from sagegen.tuning.disassembly import count_tile, find_disassembler
 from sagegen.tuning.entries import predicted_entry
 from sagegen.tuning.events import Attempted, Decided, Listener, Preparing, Started, ignore
 from sagegen.tuning.examine import tuned_shape
@@ -102,6 +103,7 @@ class _OfflineRun:
         self.survivors: dict[Problem, list[_Survivor]] = {problem: [] for problem in request.problems}
         self.defaults = {p: default_config(make_target(request, p, toolkit)) for p in request.problems}
         self.keeper = Gatekeeper(gate, self._left_s, listen)
+        self.disassembler = find_disassembler(toolkit)
         self._counts: Counter[Outcome] = Counter()
         self._total = 0
 
@@ -258,7 +260,8 @@ class _OfflineRun:
             return "constraint", f"takes {smem} bytes of shared memory, {self.request.gpu.name} has less"
         if spilled and not is_default:
             return "constraint", f"spills {spilled} bytes per thread"
-        self.survivors[variant.problem].append(_Survivor(variant, result, Measured(used.registers, spilled)))
+        counts = count_tile(result.cubin, self.disassembler) if self.disassembler else None
+        self.survivors[variant.problem].append(_Survivor(variant, result, Measured(used.registers, spilled, counts)))
         return "ok", ""
 
     def _best_so_far(self, problem: Problem) -> tuple[str | None, float | None]:
