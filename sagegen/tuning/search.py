@@ -189,9 +189,9 @@ class Searcher:
         if own.sampler == "random":
             return False
         self._asks += 1
-        in_turn = own.neighbours_every > 0 and self._asks % own.neighbours_every == 0
-        is_late = progress >= own.polish_from or (own.sampler == "neighbour" and self.attempts >= own.random_starts)
-        return in_turn or is_late or self._lacks_gain(0.5)
+        has_drawn = self.attempts >= own.random_starts
+        in_turn = has_drawn and (own.sampler == "neighbour" or self._asks % (1 + own.neighbours) != 0)
+        return in_turn or progress >= own.polish_from or self._lacks_gain(0.5)
 
     def _next_family(self) -> str:
         """The family of the best config so far, and now and then each of the others; all in turn until one is best."""

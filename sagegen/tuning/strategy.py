@@ -19,7 +19,7 @@ class Strategy:
             best only; `random` draws at random only.
         starts: configs of the model's choice that are tried first, after the default and the incumbents.
         random_starts: attempts, `starts` among them, after which configs are no longer drawn at random.
-        neighbours_every: one of so many attempts is a one-knob neighbour of the best, from the start on; 0: none is.
+        neighbours: one-knob neighbours of the best that are tried for each proposal.
         polish_from: share of the budget after which neighbours of the best come before anything else.
         tops: configs whose neighbours are tried, besides the best at each length.
         explore_every: one of so many proposals is for a family that is not the best one's.
@@ -28,7 +28,7 @@ class Strategy:
     sampler: Sampler = DEFAULT_SAMPLER
     starts: int = 6
     random_starts: int = 16
-    neighbours_every: int = 2
+    neighbours: int = 1
     polish_from: float = 2 / 3
     tops: int = 3
     explore_every: int = 5
