@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -38,7 +39,10 @@ class Proposer:
 
     def propose(self) -> Config:
         """A point of the whole product space, valid or not; `start` or `dismiss` it next."""
-        self._proposed = self._study.ask(self._distributions)
+        with warnings.catch_warnings():
+            # failures are infinite on purpose
+            warnings.filterwarnings("ignore", message="Clip non-finite values", category=UserWarning)
+            self._proposed = self._study.ask(self._distributions)
         return make_config(self._type, self._proposed.params)
 
     def dismiss(self, violation: float, known: float | None) -> None:

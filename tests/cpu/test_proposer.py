@@ -48,11 +48,13 @@ def test_a_proposal_that_another_config_stands_in_for_teaches_nothing() -> None:
     assert [(t.state.name, t.value) for t in proposer._study.trials] == [("FAIL", None), ("COMPLETE", 1.0)]
 
 
+@pytest.mark.filterwarnings("error:Clip non-finite")
 def test_the_gaussian_process_finds_a_value_that_halves_the_time() -> None:
     pytest.importorskip("scipy")
     proposer, rng = Proposer(SPACE, seed=1, sampler="gp"), random.Random(1)
     for config in rng.sample(SPACE, 16):
         proposer.finish(config, 0.5 if config.stages == 3 else 1.0)
+    proposer.finish(next(config for config in SPACE if config.stages == 4), None)  # a failure, and no word of it
     proposed = []
     for _ in range(4):
         proposed.append(proposer.propose())
