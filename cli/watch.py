@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
+from sagegen.entry import PredictedRatio
 from sagegen.tuning.events import (
     Attempted,
     Decided,
@@ -37,7 +38,7 @@ class Watcher:
         self._console = console or Console(stderr=True)
         self._clock = clock
         self._last_status = clock()
-        self._best: dict[str, float] = {}
+        self._best: dict[str, float | PredictedRatio] = {}
         self._reported: set[tuple[str, str]] = set()
         self._task: TaskID | None = None
         self._progress = Progress(
@@ -86,7 +87,7 @@ class Watcher:
             if kind not in self._reported:
                 self._reported.add(kind)
                 self._say(f"{record.outcome}: {record.problem} {record.config}: {record.reason}")
-        if event.best_speed is not None and event.best_speed > self._best.get(record.problem, 0.0):
+        if event.best_speed is not None and _plain(event.best_speed) > _plain(self._best.get(record.problem, 0.0)):
             self._best[record.problem] = event.best_speed
             self._say(f"{record.problem}: best so far {event.best_speed:.3f}x the default: {event.best_config}")
         self._update(event.progress, describe_status(self._best, event))
@@ -105,13 +106,18 @@ class Watcher:
             click.echo(f"{progress:4.0%}  {status}", err=True)
 
 
-def describe_status(best: Mapping[str, float], event: Attempted) -> str:
+def _plain(speed: float | PredictedRatio) -> float:
+    """To compare; what is shown keeps its mark."""
+    return speed.ratio if isinstance(speed, PredictedRatio) else speed
+
+
+def describe_status(best: Mapping[str, float | PredictedRatio], event: Attempted) -> str:
     """`best 1.31x, 57 ok, 2 crash, 3:05 left`."""
     counts = [
         f"{count} {outcome}" for outcome, count in sorted(event.counts.items(), key=lambda c: (c[0] != "ok", c[0]))
     ]
     left = [] if event.left_s is None else [f"{int(event.left_s) // 60}:{int(event.left_s) % 60:02} left"]
-    top = [f"best {max(best.values()):.2f}x"] if best else []
+    top = [f"best {max(best.values(), key=_plain):.2f}x"] if best else []
     return ", ".join([*top, *counts, *left])
 
 

@@ -64,6 +64,16 @@ class PredictedTime:
         return f"~{self.us:{spec}}"
 
 
+@dataclass(frozen=True, slots=True)
+class PredictedRatio:
+    """How many times faster the model expects something to be. `~` goes before it, as before a `PredictedTime`."""
+
+    ratio: float
+
+    def __format__(self, spec: str) -> str:
+        return f"~{self.ratio:{spec}}"
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Base of everything in the file: immutable, and a misspelled key is an error."""
 

@@ -31,7 +31,11 @@ class Programs:
         self._found: dict[tuple[str, str | None, int], Loaded | SagegenError] = {}
 
     def find(self, explanation: Explanation, device: Device, env: Env) -> tuple[Loaded | SagegenError, bool]:
-        """The program that `explanation` names or why there is none, and whether that holds for later calls too."""
+        """The program that `explanation` names or why there is none, and whether that holds for later calls too.
+
+        Raises:
+            RegistryError: a cubin is not the one that its registry names, and `on_registry_error` raises that.
+        """
         digest = explanation.found.entry.cubin_sha256 if explanation.found else None
         key = (str(explanation.kernel), digest, device.index)
         if device.kind == "cuda" and key not in self._found and self._runtime.is_capturing():
@@ -40,6 +44,8 @@ class Programs:
             if key not in self._found:
                 try:
                     self._found[key] = self._load(explanation, device, env)
+                except RegistryError:  # of a file that is not what its registry names, for who is told to be strict
+                    raise
                 except SagegenError as error:  # remembered: a build that failed is not tried for every new length
                     self._found[key] = error
             return self._found[key], True

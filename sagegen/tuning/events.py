@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from sagegen.entry import PredictedRatio
 from sagegen.tuning.journal import Outcome, Record
 
 
@@ -54,6 +55,7 @@ class Attempted:
         record: its record.
         best_config: the best of its problem so far, by the geometric mean over the lengths; None before a success.
         best_speed: how many times faster than the default config that is; 1.0 when it is the default, None if unknown.
+            Offline it is the model's word.
         counts: attempts by outcome in this run and those resumed, all problems.
         progress: share of the search that is done, 0 to 1.
         left_s: seconds until the run ends, finals included; None when no budget was given.
@@ -61,7 +63,7 @@ class Attempted:
 
     record: Record
     best_config: str | None
-    best_speed: float | None
+    best_speed: float | PredictedRatio | None
     counts: Mapping[Outcome, int] = field(default_factory=dict)
     progress: float = 0.0
     left_s: float | None = None
@@ -108,7 +110,7 @@ class Decided:
     bucket: str
     answer: str
     config: str | None
-    speed_vs_default: float | None
+    speed_vs_default: float | PredictedRatio | None
     speed_vs_sdpa: float | None
 
 

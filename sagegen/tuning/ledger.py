@@ -8,6 +8,7 @@ same code of another problem would be other work. Other machines that share the 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,7 @@ from datetime import datetime, timezone
 
 from sagegen.build import Built
 from sagegen.entry import is_fine
+from sagegen.measuring.jobs import Part
 from sagegen.problem import Problem, TunedLength, parse_problem
 from sagegen.space import Config, parse_config
 from sagegen.tuning.examine import Attempt
@@ -189,12 +191,16 @@ class Ledger:
             self._tell_others()
         return record
 
-    def best(self, problem: Problem, tokens: int, count: int, *, fine: bool = False) -> list[Config]:
+    def best(
+        self, problem: Problem, tokens: int, count: int, *, fine: bool = False, part: Part = "call"
+    ) -> list[Config]:
         """The fastest configs at a length by their screens, all or the fine ones; of equal ones the one measured."""
         searcher = self.searchers.get(problem)
         if searcher is None:  # the run ended before its search began
             return []
         ranked = searcher.best(tokens, count=len(searcher.objectives), fine=fine)
+        if part == "kernel":
+            ranked.sort(key=lambda config: self.records[problem, config].median_us(tokens) or math.inf)
         return [c for c in ranked if not self.records[problem, c].shared_from][:count]
 
     def is_fine(self, problem: Problem, config: Config) -> bool:

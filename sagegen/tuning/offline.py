@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import structs
 
 from sagegen.build import BuildFailure, Built
-from sagegen.entry import Entry, Tier, is_fine
+from sagegen.entry import Entry, PredictedRatio, Tier, is_fine
 from sagegen.errors import ArgumentError, BuildError
 from sagegen.layout import make_layout
 from sagegen.measuring.verdict import PROTOCOL
@@ -153,7 +153,8 @@ class _OfflineRun:
                 for tier, best in winners.items():
                     entries.append(self._entry(problem, length, tier, best))
                     cubins[best.built.cubin_sha256] = best.built.cubin
-                    speed = self._call_us(defaults[0], length) / self._call_us(best, length) if defaults else None
+                    ratio = self._call_us(defaults[0], length) / self._call_us(best, length) if defaults else None
+                    speed = None if ratio is None else PredictedRatio(ratio)
                     bucket = f"{length.bucket.name} ({tier})" if tier else length.bucket.name
                     self.listen(Decided(problem.name, bucket, "kernel", best.variant.config.name, speed, None))
         return tuple(entries), cubins
@@ -264,7 +265,7 @@ class _OfflineRun:
         self.survivors[variant.problem].append(_Survivor(variant, result, Measured(used.registers, spilled, counts)))
         return "ok", ""
 
-    def _best_so_far(self, problem: Problem) -> tuple[str | None, float | None]:
+    def _best_so_far(self, problem: Problem) -> tuple[str | None, PredictedRatio | None]:
         """The best by the predicted full calls of all lengths together, and its speed over the default."""
         survivors = self.survivors[problem]
         if not survivors:
@@ -272,7 +273,7 @@ class _OfflineRun:
         cost = {id(s): sum(self._call_us(s, length) for length in self.request.lengths) for s in survivors}
         best = min(survivors, key=lambda s: cost[id(s)])
         default = next((s for s in survivors if s.variant.config == self.defaults[problem]), None)
-        return best.variant.config.name, cost[id(default)] / cost[id(best)] if default else None
+        return best.variant.config.name, PredictedRatio(cost[id(default)] / cost[id(best)]) if default else None
 
     def _call_us(self, survivor: _Survivor, length: TunedLength) -> float:
         variant, gpu = survivor.variant, self.request.gpu

@@ -58,10 +58,15 @@ _FAULTS: Mapping[Plant, _Fault] = {
         statement=f"if ({_FIRST_THREAD} && atomicAdd(&planted_launches, 1u) == 49u)  // planted: the 50th launch\n"
         f"        {_ILLEGAL_WRITE};",
     ),
-    # one thread, and bounded, so that a GPU whose process cannot be killed is free again after some ten minutes
+    # one thread, and bounded, so that a GPU whose process cannot be killed is free again after some ten minutes. By the
+    # clock: nvcc leaves out a loop that only counts, volatile or not. The emulator has no clock, and g++ keeps it
     "hang": _Fault(
         statement=f"if ({_FIRST_THREAD})  // planted: hang\n"
-        "        for (volatile unsigned long long turns = 0; turns < 1ull << 34; turns = turns + 1) {}"
+        "#ifdef __CUDACC__\n"
+        "        for (const long long start = clock64(); clock64() - start < 1000000000000LL;) {}\n"
+        "#else\n"
+        "        for (volatile unsigned long long turns = 0; turns < 1ull << 34; turns = turns + 1) {}\n"
+        "#endif"
     ),
     # shared memory where nvcc lets a kernel have all that a block can: it needs more. Elsewhere half a MiB of local
     # memory for each thread of a full GPU, which is more than those have

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import logging
 import math
+import re
 import threading
 import time
 import weakref
@@ -990,6 +991,18 @@ def test_a_changed_cubin_is_not_loaded(dispatcher, machine, env, caplog):
     assert machine.loads == []
     assert any(str(file) in m and "digest" in m for m in messages(caplog))
     assert dispatcher.last.answer == "sdpa"
+
+
+def test_a_changed_cubin_is_an_error_under_strict_though_another_entry_could_answer(machine, env):
+    two_entries(env)
+    digest = hashlib.sha256(b"coarse").hexdigest()
+    (file,) = (env.tuned_dir / "h200").glob(f"{digest[:16]}.cubin.gz")
+    file.write_bytes(b"changed")
+    dispatcher = Dispatcher(machine, lambda: strict(env))
+    for _ in range(2):
+        with pytest.raises(RegistryError, match=f"{re.escape(str(file))}: the file is not the cubin"):
+            call(dispatcher, tensor(1, 2, 5, 64))
+    assert machine.launches == []
 
 
 def test_a_build_that_fails_is_tried_once(dispatcher, machine, env, compiler, monkeypatch, caplog):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 import pytest
@@ -24,11 +24,14 @@ from msgspec import structs
 from sagegen import registry
 from sagegen.cli.main import main
 from sagegen.cli.tune import _print_table
-from sagegen.entry import Entry, MeasuredTime, PredictedTime, Provenance, Range, Timing
+from sagegen.cli.watch import Watcher
+from sagegen.entry import Entry, MeasuredTime, PredictedRatio, PredictedTime, Provenance, Range, Timing
 from sagegen.errors import RegistryError
 from sagegen.problem import Problem
 from sagegen.registry_file import dump_entries, parse_entries
 from sagegen.runtime.precision import _describe_speed
+from sagegen.tuning import offline
+from sagegen.tuning.events import Attempted, Decided
 from sagegen.tuning.journal import Record, Samples
 
 ROOT = Path(__file__).parents[2]
@@ -170,6 +173,25 @@ def test_explain_marks_predicted_times() -> None:
     assert _describe_speed(PREDICTED) == "~83526 us"
     assert "predicted" in json.dumps(msgspec.to_builtins(PREDICTED))
     check(json.dumps(msgspec.to_builtins(PREDICTED)))
+
+
+def test_what_a_run_says_while_it_ranks_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Offline, the best so far and the decisions are the model's; the types of the events say so."""
+    record = Record(PROBLEM.name, CONFIG, "build", "ok", "l20", 1, "")
+    with Watcher() as watch:
+        watch(Attempted(record, CONFIG, PredictedRatio(1.625), {"ok": 1}, progress=0.0))
+        watch(Attempted(record, CONFIG, PredictedRatio(1.5), {"ok": 2}, progress=0.0))
+        watch(Decided(PROBLEM.name, "kv1-", "kernel", CONFIG, PredictedRatio(1.625), None))
+    said = capsys.readouterr().err
+    assert len(re.findall(r"~1\.62", said)) == len(re.findall(r"1\.62", said)) >= 3
+    assert "best so far ~1.5" not in said
+
+
+def test_an_offline_run_has_no_speed_that_is_a_number() -> None:
+    hints = get_type_hints(offline._OfflineRun._best_so_far)
+    assert hints["return"] == tuple[str | None, PredictedRatio | None]
+    with pytest.raises(TypeError):
+        float(PredictedRatio(1.5))  # type: ignore[arg-type]
 
 
 # --- journals
