@@ -2,7 +2,7 @@
 
     python tests/gpu/model_landscape.py d64_bf16_causal_int8 d128_bf16_full_int8 --seeds 8
 
-A replay knows only configs that were measured, some hundred of tens of thousands. Here every config of the space has a
+A replay knows only configs that were measured, a hundred of tens of thousands. Here every config of the space has a
 time: what the model predicts, with 0.3 % of noise. None is a measurement: they say how samplers do on a landscape of
 that size and shape, nothing of any kernel. Searches begin with the default config alone. Prints, by sampler, how far
 the best config found is behind the best of the space, at the length where it is farthest: mean and worst over seeds.
