@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Sampler = Literal["tpe", "gp", "neighbour", "random"]
+Sampler = Literal["neighbour", "tpe", "gp", "random"]
 SAMPLERS: tuple[Sampler, ...] = get_args(Sampler)
-DEFAULT_SAMPLER: Sampler = "tpe"
+DEFAULT_SAMPLER: Sampler = "neighbour"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def test_tpe_stays_away_from_a_region_where_everything_fails() -> None:
     failures = []
     for name, failing in (("q_operand", "reg"), ("q_operand", "smem"), ("rescale", "skip"), ("rescale", "always")):
         # neighbours of the best, tried in turn with proposals, know nothing of regions
-        search = Searcher(TARGET, SPACE, first=[DEFAULT], strategy=Strategy(neighbours=0))
+        search = Searcher(TARGET, SPACE, first=[DEFAULT], strategy=Strategy("tpe", neighbours=0))
         for trial in range(70):
             (config,) = search.ask(1)
             fails = getattr(config, name) == failing
