@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from sagegen import registry
 from sagegen.cli.main import main
-from sagegen.cli.tune import _make_problems as make_problems
 from sagegen.problem import Problem
 from sagegen.registry import Accuracy, Entry, Provenance, Range, Timing
 from sagegen.render import render
@@ -102,7 +101,7 @@ def test_a_problem_that_is_not_tuned_says_what_tunes_it(tuned, monkeypatch):
     """Beside entries of other problems, and by options that are no defaults."""
     registry.save_entries(tuned / "l20.yaml", "l20", [make_entry()], {})
     asked = []
-    monkeypatch.setattr("sagegen.cli.tune._make_problems", lambda *options: asked.append(make_problems(*options)))
+    monkeypatch.setattr("sagegen.cli.tune._make_request", lambda gpu, options, *_, **__: asked.append(options.problems))
     for name in ("d128_bf16_full_int4", "d64_fp16_causal_int8"):
         said = show("--gpu", "l20", "--problem", name).output
         assert said.startswith(f"Nothing is tuned for l20 and {name}; to tune: sagegen tune --gpu l20 ")
