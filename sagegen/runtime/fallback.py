@@ -130,7 +130,9 @@ def attend(
     q, k, v = (as_torch_reads(x) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q_len, kv_len = q.shape[2], k.shape[2]
-    gqa = bool(q.shape[1] != k.shape[1])  # not a SymBool under dynamic shapes
+    gqa = False
+    if q.shape[1] != k.shape[1]:  # asked so, for under dynamic shapes bool() leaves a SymBool, which torch refuses
+        gqa = True
     if q_len == 1:  # bottom-right: the only query sees every key
         is_causal = False
     masks = _Masks(attn_mask, is_causal, window, lengths)

@@ -86,7 +86,7 @@ def _check_starts(device: torch.device, sequences: Sequences) -> None:
 
 def _check_longest(side: str, longest: object, count: int, total: int) -> None:
     name = f"max_seqlen_{side}"
-    if type(longest) is not int:
+    if not isinstance(longest, (int, torch.SymInt)) or isinstance(longest, bool):
         raise TypeError(f"{name} must be an int, not {type(longest).__name__}")
     if longest < 0:
         raise ArgumentError(f"{name}={longest} is negative", _LONGEST)
