@@ -143,7 +143,7 @@ def visible_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """First and last key that each of `rows` sees, int64; the first is beyond the last where it sees none."""
     left, right = window or (-1, -1)
-    right = 0 if is_causal else right
+    left, right = min(left, kv_len), 0 if is_causal else min(right, q_len)  # no row has more on either side
     own = rows + (kv_len - q_len)
     first = (own - left).clamp_min(0) if left >= 0 else torch.zeros_like(rows)
     last = (own + right).clamp_max(kv_len - 1) if right >= 0 else torch.full_like(rows, kv_len - 1)

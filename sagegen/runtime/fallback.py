@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from sagegen.errors import UnsupportedError
+from sagegen.runtime.options import clamp_window
 
 LOGGER = logging.getLogger("sagegen")
 
@@ -125,6 +126,7 @@ def attend(
         The output in q's layout and dtype; with `return_lse` also the natural-log log-sum-exp, float32,
         [batch, heads_q, q_len].
     """
+    window = clamp_window(window)
     if layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     q, k, v = (as_torch_reads(x) for x in (q, k, v))
@@ -205,14 +207,15 @@ def _attend_rows(
     seen = mask if mask.dtype == torch.bool else mask != -math.inf
     blind = ~seen.any(-1, keepdim=True)
     # a blind row sees everything and is zeroed afterwards: a softmax over nothing is NaN, and so is its gradient
+    dtype = q.dtype
     if mask.dtype == torch.bool:
         safe = mask | blind
-    else:  # a finite bias that q's type can't hold must not become -inf, which would hide the key
-        own, other = torch.finfo(mask.dtype), torch.finfo(q.dtype)
-        finite = mask.clamp(max(own.min, other.min), min(own.max, other.max))
-        safe = finite.masked_fill(~seen, -math.inf).masked_fill(blind, 0).to(q.dtype)
+    else:  # torch's fused kernels want one type for all; it must hold what the mask holds
+        wide = torch.promote_types(dtype, mask.dtype)
+        q, k, v, safe = (x.to(wide) for x in (q, k, v, mask.masked_fill(blind, 0)))
     positive_q, positive = with_positive_scale(q, scale)
-    return torch_sdpa(positive_q, k, v, attn_mask=safe, scale=positive, enable_gqa=gqa).masked_fill(blind, 0)
+    out = torch_sdpa(positive_q, k, v, attn_mask=safe, scale=positive, enable_gqa=gqa)
+    return out.masked_fill(blind, 0).to(dtype)
 
 
 def _log_sum_exp(q: torch.Tensor, k: torch.Tensor, masks: _Masks, scale: float) -> torch.Tensor:

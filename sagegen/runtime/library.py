@@ -11,7 +11,7 @@ from sagegen.runtime.answers import Result, empty_output, into, no_result
 from sagegen.runtime.arguments import Checked, cast_type, check_call, check_out, needs_grad
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.fallback import attend
-from sagegen.runtime.options import Options
+from sagegen.runtime.options import Options, clamp_window
 from sagegen.runtime.varlen import varlen_dispatcher
 from sagegen.runtime.varlen_arguments import LAYOUT, Sequences, check_varlen
 from sagegen.runtime.varlen_fallback import attend_varlen
@@ -49,6 +49,7 @@ def call_op(
 ) -> Result:
     """`Dispatcher.attention` by way of the op. A call that needs gradients is checked as eagerly, while it is traced,
     and traced through torch SDPA."""
+    options = _for_schema(options)
     if (dtype := cast_type(q, k, v)) is not None:
         q, k = q.to(dtype), k.to(dtype)
     if out is not None:
@@ -71,6 +72,7 @@ def call_varlen_op(
     *options: Any,
 ) -> Result:
     """`VarlenDispatcher.attention` by way of the op, or checked and traced through torch SDPA as `call_op`."""
+    options = _for_schema(options)
     if (dtype := cast_type(q, k, v)) is not None:
         q, k = q.to(dtype), k.to(dtype)
     if out is not None:
@@ -158,6 +160,14 @@ def _fake_attention_varlen(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     lse_shape = (q.shape[1], q.shape[0]) if options[_RETURN_LSE] else (0,)
     return _promise(q, k, v), q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def _for_schema(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The caller's options, whose windows may be beyond the 64 bits of an op's argument."""
+    window = options[_WINDOW]
+    if not (isinstance(window, tuple) and len(window) == 2 and all(isinstance(side, int) for side in window)):
+        return options  # the op's schema or the checks name what is wrong
+    return (*options[:_WINDOW], clamp_window(window), *options[_WINDOW + 1 :])
 
 
 def _as_given(options: tuple[Any, ...]) -> list[Any]:

@@ -14,6 +14,8 @@ PRECISIONS = ("auto", "int8", "int4")
 #: Arguments that ask for a step of the quantizer, and the config's attribute that says whether it takes it.
 STEPS = {"smooth_q": "smooths_q", "smooth_v": "smooths_v", "rotate": "rotates"}
 BACKENDS = ("kernel", "emulator", "sdpa", "reference")
+#: Keys that no call has.
+_WIDEST_SIDE = 2**62
 DEFAULT_MIN_COSINE = ASSUMED_COSINES["int8"]
 
 
@@ -48,6 +50,14 @@ def narrow(is_causal: bool, window: tuple[int, int] | None) -> tuple[bool, tuple
     if left < 0 and right <= 0:
         return right == 0, None
     return False, (left, right)
+
+
+def clamp_window(window: tuple[int, int] | None) -> tuple[int, int] | None:
+    """`window` with sides that 64-bit numbers hold with a length added: beyond all keys is beyond all keys."""
+    if window is None:
+        return None
+    left, right = window
+    return min(left, _WIDEST_SIDE), min(right, _WIDEST_SIDE)
 
 
 def check_backend(name: str, value: str | None) -> None:

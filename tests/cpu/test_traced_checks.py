@@ -161,3 +161,17 @@ def test_head_counts_may_change_under_dynamic_shapes(settings, options):
         q, k, v = inputs(2, heads, 8, 32)
         k, v = k[:, :2], v[:, :2]
         torch.testing.assert_close(compiled(q, k, v), sagegen.attention(q, k, v, **options))
+
+
+@pytest.mark.parametrize("window", [(2**63, 0), (10**30, 10**30)])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_compiled_windows_may_be_beyond_64_bits(settings, window, needs_grad):
+    q, k, v = inputs(1, 2, 8, 64)
+    q = q if needs_grad else q.detach()
+    starts = torch.tensor([0, 5, 8], dtype=torch.int32)
+    expected = sagegen.attention(q, k, v, is_causal=window[1] == 0)
+    torch.testing.assert_close(call(lambda *x: sagegen.attention(*x, window=window), q, k, v), expected)
+    rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+    expected = sagegen.attention_varlen(*rows, starts, starts, 5, 5, is_causal=window[1] == 0)
+    for attend in (torch.compile(sagegen.attention_varlen, backend="eager", fullgraph=True), sagegen.attention_varlen):
+        torch.testing.assert_close(attend(*rows, starts, starts, 5, 5, window=window), expected)
