@@ -86,6 +86,14 @@ def attention(
         ArgumentError: layout, rank, batch, head count, head dim or lengths do not fit each other.
     """
     _check(q, k, v, layout)
+    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
+        with torch.autocast(q.device.type, enabled=False):  # which would have products of matrices in 16 bits
+            again: Any = attention  # the overloads know literals only
+            result: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = again(
+                q, k, v, is_causal=is_causal, scale=scale, window=window, layout=layout,
+                return_lse=return_lse, compute=compute, out_dtype=out_dtype, rows=rows,
+            )  # fmt: skip
+            return result
     if layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     batch, heads_q, q_len, head_dim = q.shape

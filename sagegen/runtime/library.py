@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sagegen.runtime.answers import Result, empty_output, into, no_result
-from sagegen.runtime.arguments import Checked, cast_type, check_call, check_out, needs_grad
+from sagegen.runtime.arguments import Checked, cast_type, check_call, check_out, check_strided, needs_grad
 from sagegen.runtime.dispatch import dispatcher
 from sagegen.runtime.fallback import attend
 from sagegen.runtime.options import Options, clamp_window
@@ -50,6 +50,7 @@ def call_op(
     """`Dispatcher.attention` by way of the op. A call that needs gradients is checked as eagerly, while it is traced,
     and traced through torch SDPA."""
     options = _for_schema(options)
+    _check_strided(q=q, k=k, v=v, attn_mask=attn_mask)
     if (dtype := cast_type(q, k, v)) is not None:
         q, k = q.to(dtype), k.to(dtype)
     if out is not None:
@@ -73,6 +74,7 @@ def call_varlen_op(
 ) -> Result:
     """`VarlenDispatcher.attention` by way of the op, or checked and traced through torch SDPA as `call_op`."""
     options = _for_schema(options)
+    _check_strided(q=q, k=k, v=v, cu_seqlens_q=sequences.cu_seqlens_q, cu_seqlens_k=sequences.cu_seqlens_k)
     if (dtype := cast_type(q, k, v)) is not None:
         q, k = q.to(dtype), k.to(dtype)
     if out is not None:
@@ -93,6 +95,13 @@ def call_varlen_op(
         both = torch.ops.sagegen.attention_varlen(q, k, v, *sequences, *options)
         result = both if options[_RETURN_LSE] else both[0]
     return into(out, result)
+
+
+def _check_strided(**inputs: torch.Tensor | None) -> None:
+    """Refuse tensors that the op's dispatch, which comes before its checks, has other words for."""
+    for name, x in inputs.items():
+        if isinstance(x, torch.Tensor):
+            check_strided(name, x, "give a dense one")
 
 
 def _attend_traced(

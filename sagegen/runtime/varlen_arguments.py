@@ -9,7 +9,7 @@ import torch
 
 from sagegen.errors import ArgumentError
 from sagegen.problem import Shape
-from sagegen.runtime.arguments import Checked, check_heads, check_tensors, make_checked
+from sagegen.runtime.arguments import Checked, check_heads, check_strided, check_tensors, make_checked
 from sagegen.runtime.options import Options, check_options
 
 #: Sequences of whole heads lie one behind another; an option that a caller cannot choose.
@@ -73,6 +73,7 @@ def _check_starts(device: torch.device, sequences: Sequences) -> None:
         starts = getattr(sequences, name)
         if not isinstance(starts, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(starts).__name__}")
+        check_strided(name, starts, _STARTS)
         if starts.dtype != torch.int32:
             raise ArgumentError(f"{name}: dtype {starts.dtype} is not torch.int32", f"cast it: {name}.to(torch.int32)")
         if starts.dim() != 1 or len(starts) == 0:
