@@ -86,6 +86,14 @@ def attention(
         ArgumentError: layout, rank, batch, head count, head dim or lengths do not fit each other.
     """
     _check(q, k, v, layout)
+    if torch.amp.is_autocast_available(q.device.type) and torch.is_autocast_enabled(q.device.type):
+        with torch.autocast(q.device.type, enabled=False):  # which would have products of matrices in 16 bits
+            again: Any = attention  # the overloads know literals only
+            result: torch.Tensor | tuple[torch.Tensor, torch.Tensor] = again(
+                q, k, v, is_causal=is_causal, scale=scale, window=window, layout=layout,
+                return_lse=return_lse, compute=compute, out_dtype=out_dtype, rows=rows,
+            )  # fmt: skip
+            return result
     if layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     batch, heads_q, q_len, head_dim = q.shape
@@ -143,7 +151,7 @@ def visible_keys(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """First and last key that each of `rows` sees, int64; the first is beyond the last where it sees none."""
     left, right = window or (-1, -1)
-    right = 0 if is_causal else right
+    left, right = min(left, kv_len), 0 if is_causal else min(right, q_len)  # no row has more on either side
     own = rows + (kv_len - q_len)
     first = (own - left).clamp_min(0) if left >= 0 else torch.zeros_like(rows)
     last = (own + right).clamp_max(kv_len - 1) if right >= 0 else torch.full_like(rows, kv_len - 1)

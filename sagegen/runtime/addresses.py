@@ -23,10 +23,19 @@ def addresses(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[int, i
     return found
 
 
+def check_outside(*inputs: torch.Tensor) -> None:
+    """Raise UnsupportedError where one is inside a transform of torch.func."""
+    try:
+        for x in inputs:
+            x.data_ptr()
+    except RuntimeError as error:
+        raise transformed() from error
+
+
 def transformed() -> UnsupportedError:
     """The error of tensors that are inside a transform of torch.func where a kernel would need them outside."""
     return UnsupportedError(
-        "q, k, v: no kernel takes part in torch.func's transforms (vmap, jvp, functionalize)",
+        "q, k, v, or what goes with them: no kernel takes part in torch.func's transforms (vmap, jvp, functionalize)",
         "call it outside of them, with the batch as a dim of its own, or with backend='sdpa'",
     )
 
@@ -40,6 +49,7 @@ def aligned(name: str, x: torch.Tensor) -> torch.Tensor:
 
 def private_if_shared(out: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """`out`, or scratch of its strides when a kernel can't write there while it reads the inputs."""
+    check_outside(out)
     start, end = _extent(out)
     shared = any(low < end and start < high for low, high in map(_extent, inputs))
     if shared or start & UNALIGNED:

@@ -258,6 +258,19 @@ class ReferenceAnswer:
         return into(empty_output(q) if out is None else out, result)
 
 
+def no_result(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, return_lse: bool) -> Result:
+    """0 and lse -inf: attention where there is no query, or no key to see."""
+    zeros = empty_output(q).zero_()
+    for x in (q, k, v):
+        if torch.is_grad_enabled() and x.requires_grad:
+            zeros = zeros + x[:0].sum()  # keeps the output in the graph, with gradient 0
+    if not return_lse:
+        return zeros
+    heads, tokens = (1, 2) if layout == "HND" else (2, 1)
+    shape = (q.shape[0], q.shape[heads], q.shape[tokens])
+    return zeros, torch.full(shape, -math.inf, dtype=torch.float32, device=q.device)
+
+
 @dataclass(frozen=True, slots=True)
 class ZerosAnswer:
     """No query, or no key to see: 0 and lse -inf."""
@@ -266,16 +279,7 @@ class ZerosAnswer:
     options: Options
 
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-        zeros = empty_output(q).zero_()
-        for x in (q, k, v):
-            if torch.is_grad_enabled() and x.requires_grad:
-                zeros = zeros + x[:0].sum()  # keeps the output in the graph, with gradient 0
-        result: Result = zeros
-        if self.options.return_lse:
-            heads, tokens = (1, 2) if self.options.layout == "HND" else (2, 1)
-            shape = (q.shape[0], q.shape[heads], q.shape[tokens])
-            result = (zeros, torch.full(shape, -math.inf, dtype=torch.float32, device=q.device))
-        return into(out, result)
+        return into(out, no_result(q, k, v, self.options.layout, self.options.return_lse))
 
 
 def into(out: torch.Tensor | None, result: Result) -> Result:

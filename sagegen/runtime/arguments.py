@@ -20,6 +20,9 @@ ALIGNMENT = 16
 
 _KERNEL_DTYPES: dict[torch.dtype, Dtype] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _OTHER_DTYPES = (torch.float32, torch.float64)
+_MASK_DTYPES = (torch.bool, *_KERNEL_DTYPES, *_OTHER_DTYPES)
+#: What the `softmax_scale` of a kernel can be.
+_MOST_SCALE = torch.finfo(torch.float32).max
 ALIGNED_ELEMENTS = ALIGNMENT // 2
 _CONTIGUOUS = "give a tensor of shape [batch, heads, tokens, dim] (HND) or [batch, tokens, heads, dim] (NHD)"
 
@@ -147,6 +150,7 @@ def check_out(out: torch.Tensor, q: torch.Tensor) -> None:
     """
     if not isinstance(out, torch.Tensor):
         raise TypeError(f"out must be a torch.Tensor, not {type(out).__name__}")
+    check_strided("out", out, "make it with torch.empty_like(q)")
     for what, has, needs in (
         ("shape", tuple(out.shape), tuple(q.shape)),
         ("dtype", out.dtype, q.dtype),
@@ -174,14 +178,19 @@ def _overlaps_itself(x: torch.Tensor) -> bool:
 
 def needs_grad(*inputs: torch.Tensor | None) -> bool:
     """Whether one requires a gradient and grad mode is on, or has a tangent of forward-mode differentiation."""
-    present = [x for x in inputs if x is not None]
-    if torch.is_grad_enabled() and any(x.requires_grad for x in present):
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return True
-    return forward_ad._current_level >= 0 and any(_has_tangent(x) for x in present)
+    return has_tangent(*inputs)
 
 
-def _has_tangent(x: torch.Tensor) -> bool:
-    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+def has_tangent(*inputs: torch.Tensor | None) -> bool:
+    """Whether one has a tangent of forward-mode differentiation."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+        for x in inputs
+    )
 
 
 def is_readable(x: torch.Tensor) -> bool:
@@ -216,8 +225,7 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int, 
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}")
-        if x.layout is not torch.strided or x.is_nested:
-            raise ArgumentError(f"{name}: only plain strided tensors are supported", remedy)
+        check_strided(name, x, remedy)
         if x.dim() != rank:
             raise ArgumentError(f"{name}: has {x.dim()} dimensions, not {rank}", remedy)
         if x.dtype not in _KERNEL_DTYPES and x.dtype not in _OTHER_DTYPES:
@@ -226,6 +234,12 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rank: int, 
             raise ArgumentError(f"{name}: dtype {x.dtype} is not q's {q.dtype}", f"cast it: {name}.to(q.dtype)")
         if x.device != q.device:
             raise ArgumentError(f"{name}: on {x.device}, but q is on {q.device}", f"move it: {name}.to(q.device)")
+
+
+def check_strided(name: str, x: torch.Tensor, remedy: str) -> None:
+    """Raise ArgumentError where `x`, the argument `name`, is nested or sparse."""
+    if x.layout is not torch.strided or x.is_nested:
+        raise ArgumentError(f"{name}: only plain strided tensors are supported", remedy)
 
 
 def check_heads(heads_q: int, heads_kv: int, width: int, where: str, remedy: str) -> None:
@@ -263,11 +277,13 @@ def _read_shape(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str) 
 def _check_mask(mask: torch.Tensor, q: torch.Tensor, shape: Shape) -> None:
     if not isinstance(mask, torch.Tensor):
         raise TypeError(f"attn_mask must be a torch.Tensor or None, not {type(mask).__name__}")
+    check_strided("attn_mask", mask, "give a dense one")
     if mask.device != q.device:
         raise ArgumentError(f"attn_mask: on {mask.device}, but q is on {q.device}", "move it: attn_mask.to(q.device)")
-    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+    if mask.dtype not in _MASK_DTYPES:
         raise ArgumentError(
-            f"attn_mask: dtype {mask.dtype} is neither bool nor floating", "True keeps a key, 0.0 as well"
+            f"attn_mask: dtype {mask.dtype} is neither bool nor floating of 16 bits or more",
+            "True keeps a key, 0.0 as well",
         )
     full = (shape.batch, shape.heads_q, shape.q_len, shape.kv_len)
     fits = 2 <= mask.dim() <= 4 and all(
@@ -285,6 +301,10 @@ def _obstacle(dtype: torch.dtype, head_dim: int, options: Options, *, is_masked:
     reasons = (
         (is_masked, "attn_mask has no kernel but of bools that hide keys from all rows and heads, without causality"),
         (dtype not in _KERNEL_DTYPES, f"{dtype} has no kernel (float16 and bfloat16 have)"),
+        (
+            options.scale is not None and abs(float(options.scale)) > _MOST_SCALE,
+            f"scale={options.scale} has no kernel: it is beyond float32",
+        ),
         (head_dim > HEAD_DIMS[-1], f"head_dim {head_dim} has no kernel, {HEAD_DIMS[-1]} is the widest"),
         (options.smooth_k is False, "smooth_k=False has no kernel: all subtract the mean of K"),
     )

@@ -23,7 +23,7 @@ from sagegen.runtime.fetch import describe_compiler
 from sagegen.runtime.key_mask import KeyMaskAnswer, prepare_key_mask
 from sagegen.runtime.machine import CudaRuntime, NoStreams
 from sagegen.runtime.memo import Memo
-from sagegen.runtime.options import Options, check_backend
+from sagegen.runtime.options import Options, check_backend, kinds_of
 from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
 from sagegen.runtime.programs import Programs
@@ -102,11 +102,16 @@ class Dispatcher:
                 forward_ad._current_level >= 0 and needs_grad(q, k, v),
                 None if out is None else _kind_of(out),
                 None if attn_mask is None else _kind_of(attn_mask),
-                options,
+                options, kinds_of(options),
             )
             # fmt: on
             answer = local.answers.get(key)
-        except (AttributeError, TypeError):  # no tensors, or options that can't be hashed: the checks name them
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ):  # no tensors, nested, no hash: the checks name them
             key, answer = None, None
         if answer is None:
             answer, lasts = self._prepare(q, k, v, attn_mask, out, options)

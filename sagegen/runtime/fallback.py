@@ -6,11 +6,15 @@ import functools
 import logging
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sagegen.errors import UnsupportedError
+from sagegen.runtime.arguments import has_tangent
+from sagegen.runtime.options import clamp_window
 
 LOGGER = logging.getLogger("sagegen")
 
@@ -92,6 +96,11 @@ def as_torch_masks(mask: torch.Tensor | None, kv_len: int) -> torch.Tensor | Non
     return mask.expand(*mask.shape[:-1], kv_len).contiguous() if mask.shape[-1] == 1 != kv_len else mask.contiguous()
 
 
+def differentiable_forward(*inputs: torch.Tensor | None) -> AbstractContextManager[Any]:
+    """Torch's answer written out in differentiable steps where an input has a tangent, which its fused ones refuse."""
+    return sdpa_kernel(SDPBackend.MATH) if has_tangent(*inputs) else nullcontext()
+
+
 def _address(x: torch.Tensor) -> int:
     """Of the first element; within its storage where it has no memory, inside torch.func."""
     try:
@@ -125,19 +134,42 @@ def attend(
         The output in q's layout and dtype; with `return_lse` also the natural-log log-sum-exp, float32,
         [batch, heads_q, q_len].
     """
+    with without_autocast(q.device.type):
+        return _attend(
+            q, k, v, layout, scale, return_lse, _Masks(attn_mask, is_causal, clamp_window(window), lengths)
+        )  # fmt: skip
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Autocast off for a kind of device: results have the inputs' types, and sums are not in 16 bits, inside it too."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layout: str,
+    scale: float | None,
+    return_lse: bool,
+    masks: _Masks,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     if layout == "NHD":
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     q, k, v = (as_torch_reads(x) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     q_len, kv_len = q.shape[2], k.shape[2]
-    gqa = bool(q.shape[1] != k.shape[1])  # not a SymBool under dynamic shapes
+    gqa = False
+    if q.shape[1] != k.shape[1]:  # asked so, for under dynamic shapes bool() leaves a SymBool, which torch refuses
+        gqa = True
     if q_len == 1:  # bottom-right: the only query sees every key
-        is_causal = False
-    masks = _Masks(attn_mask, is_causal, window, lengths)
+        masks = masks._replace(is_causal=False)
+    attn_mask, is_causal, window, lengths = masks
     masked = attn_mask is not None or window is not None or lengths is not None or (is_causal and q_len != kv_len)
     if not masked:
         positive_q, positive = with_positive_scale(q, scale)
-        out = torch_sdpa(positive_q, k, v, is_causal=is_causal, scale=positive, enable_gqa=gqa)
+        with differentiable_forward(q, k, v):
+            out = torch_sdpa(positive_q, k, v, is_causal=is_causal, scale=positive, enable_gqa=gqa)
     else:
         if attn_mask is not None:
             k, v = _blank_hidden(k, v, attn_mask)
@@ -203,14 +235,16 @@ def _attend_rows(
     seen = mask if mask.dtype == torch.bool else mask != -math.inf
     blind = ~seen.any(-1, keepdim=True)
     # a blind row sees everything and is zeroed afterwards: a softmax over nothing is NaN, and so is its gradient
+    dtype = q.dtype
     if mask.dtype == torch.bool:
         safe = mask | blind
-    else:  # a finite bias that q's type can't hold must not become -inf, which would hide the key
-        own, other = torch.finfo(mask.dtype), torch.finfo(q.dtype)
-        finite = mask.clamp(max(own.min, other.min), min(own.max, other.max))
-        safe = finite.masked_fill(~seen, -math.inf).masked_fill(blind, 0).to(q.dtype)
+    else:  # torch's fused kernels want one type for all; it must hold what the mask holds
+        wide = torch.promote_types(dtype, mask.dtype)
+        q, k, v, safe = (x.to(wide) for x in (q, k, v, mask.masked_fill(blind, 0)))
     positive_q, positive = with_positive_scale(q, scale)
-    return torch_sdpa(positive_q, k, v, attn_mask=safe, scale=positive, enable_gqa=gqa).masked_fill(blind, 0)
+    with differentiable_forward(q, k, v, mask):
+        out = torch_sdpa(positive_q, k, v, attn_mask=safe, scale=positive, enable_gqa=gqa)
+    return out.masked_fill(blind, 0).to(dtype)
 
 
 def _log_sum_exp(q: torch.Tensor, k: torch.Tensor, masks: _Masks, scale: float) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from sagegen.plan import Ragged
-from sagegen.runtime.addresses import UNALIGNED, addresses
+from sagegen.runtime.addresses import UNALIGNED, addresses, check_outside
 from sagegen.runtime.answers import Result
 from sagegen.runtime.arguments import ALIGNED_ELEMENTS, Checked
 from sagegen.runtime.explanation import Explanation
@@ -44,6 +44,7 @@ class KeyMaskAnswer:
     def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
         assert self.attn_mask is not None
         addresses(q, k, v)
+        check_outside(self.attn_mask)
         mask = self.attn_mask[..., 0, :]  # of any row, then of any head
         mask = mask if mask.dim() == 1 else mask[..., 0, :]
         mask = mask.expand(self.batch, self.kv_len)

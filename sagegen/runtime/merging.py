@@ -12,9 +12,11 @@ from collections.abc import Sequence
 import torch
 
 from sagegen.errors import ArgumentError
-from sagegen.runtime.options import LAYOUTS
+from sagegen.runtime.arguments import check_strided
 
 _OUTPUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+#: By layout: axes of an output that its lse has, in the lse's order.
+_LSE_AXES = {"HND": (0, 1, 2), "NHD": (0, 2, 1), "THD": (1, 0)}
 _PARTS = "give the results of sagegen.attention(..., return_lse=True), one per set of keys"
 
 
@@ -30,12 +32,14 @@ def merge_lse(
 
     Args:
         outputs: a list or tuple of at least one; each [batch, heads, q_len, head_dim] for layout HND,
-            [batch, q_len, heads, head_dim] for NHD; all float16, all bfloat16 or all float32.
-        lses: as many, in the same order: natural-log log-sum-exps, float32, [batch, heads, q_len] in both layouts.
-        layout: `HND` or `NHD`.
+            [batch, q_len, heads, head_dim] for NHD, [tokens, heads, head_dim] for THD, as `attention_varlen` gives
+            them; all float16, all bfloat16 or all float32.
+        lses: as many, in the same order: natural-log log-sum-exps, float32, [batch, heads, q_len], for THD
+            [heads, tokens].
+        layout: `HND`, `NHD` or `THD`.
 
     Returns:
-        The output, in the outputs' layout and dtype, and its natural-log log-sum-exp, float32, [batch, heads, q_len].
+        The output, in the outputs' layout and dtype, and its natural-log log-sum-exp, float32, of the lses' shape.
 
     Raises:
         TypeError, ArgumentError: a malformed argument, named with its place in the list.
@@ -56,30 +60,32 @@ def merge_lse(
 
 
 def _over_channels(rows: torch.Tensor, layout: str) -> torch.Tensor:
-    """Values of [batch, heads, q_len] with the axes of an output in `layout`, the last of them 1."""
-    return (rows if layout == "HND" else rows.transpose(1, 2)).unsqueeze(-1)
+    """Values of an lse with the axes of an output in `layout`, the last of them 1."""
+    return rows.permute(_LSE_AXES[layout]).unsqueeze(-1)  # a swap of axes at most, so the way back is the way there
 
 
 def _check_parts(outputs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor], layout: str) -> None:
-    if layout not in LAYOUTS:
-        raise ArgumentError(f"layout={layout!r} does not exist", f"use one of {', '.join(LAYOUTS)}")
+    if layout not in _LSE_AXES:
+        raise ArgumentError(f"layout={layout!r} does not exist", f"use one of {', '.join(_LSE_AXES)}")
     for name, parts in (("outputs", outputs), ("lses", lses)):
         if not isinstance(parts, (list, tuple)):
             raise TypeError(f"{name} must be a list or tuple of tensors, not {type(parts).__name__}")
         for place, part in enumerate(parts):
             if not isinstance(part, torch.Tensor):
                 raise TypeError(f"{name}[{place}] must be a torch.Tensor, not {type(part).__name__}")
+            check_strided(f"{name}[{place}]", part, _PARTS)
     if not outputs:
         raise ArgumentError("outputs: there are none to merge", _PARTS)
     if len(outputs) != len(lses):
         raise ArgumentError(f"lses: there are {len(lses)} for {len(outputs)} outputs", _PARTS)
     first = outputs[0]
-    if first.dim() != 4:
-        raise ArgumentError(f"outputs[0]: has {first.dim()} dimensions, not 4", _PARTS)
+    axes = _LSE_AXES[layout]
+    if first.dim() != len(axes) + 1:
+        remedy = "give layout='THD' for those of sagegen.attention_varlen" if first.dim() == 3 else _PARTS
+        raise ArgumentError(f"outputs[0]: has {first.dim()} dimensions, not {len(axes) + 1} (layout {layout})", remedy)
     if first.dtype not in _OUTPUT_DTYPES:
         raise ArgumentError(f"outputs[0]: dtype {first.dtype} is not merged", "use float16, bfloat16 or float32")
-    heads, tokens = (1, 2) if layout == "HND" else (2, 1)
-    rows = (first.shape[0], first.shape[heads], first.shape[tokens])
+    rows = tuple(first.shape[axis] for axis in axes)
     for place, (output, lse) in enumerate(zip(outputs, lses, strict=True)):
         _check_like(f"outputs[{place}]", output, tuple(first.shape), first.dtype, first.device)
         _check_like(f"lses[{place}]", lse, rows, torch.float32, first.device)

@@ -62,7 +62,8 @@ def attention(
         attn_mask: bool (True is seen) or floating (added to the scores), broadcastable to
             [batch, heads_q, q_len, kv_len] in both layouts; combines with is_causal and window. A kernel takes a bool
             one that all heads and rows of a batch item share, without those: it leaves hidden keys out, at the price of
-            copies of k and v.
+            copies of k and v. A floating one counts in its own precision: one in float32 beside 16-bit inputs has torch
+            compute in float32; where it holds 0 and -inf alone, cast it to their type.
         precision: how Q and K are quantized: `int8`, `int4`, or `auto`: whichever tuned kernel is the fastest of those
             that reach `min_cosine`, INT8 where that is not known.
         min_cosine: least cosine, against FP64 on normal inputs, of the kernel that may answer. INT4 has 0.97 to 0.99:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
+from typing import Any
 
 from sagegen.entry import ASSUMED_COSINES
 from sagegen.errors import ArgumentError
@@ -14,6 +15,8 @@ PRECISIONS = ("auto", "int8", "int4")
 #: Arguments that ask for a step of the quantizer, and the config's attribute that says whether it takes it.
 STEPS = {"smooth_q": "smooths_q", "smooth_v": "smooths_v", "rotate": "rotates"}
 BACKENDS = ("kernel", "emulator", "sdpa", "reference")
+#: Keys that no call has.
+_WIDEST_SIDE = 2**62
 DEFAULT_MIN_COSINE = ASSUMED_COSINES["int8"]
 
 
@@ -48,6 +51,35 @@ def narrow(is_causal: bool, window: tuple[int, int] | None) -> tuple[bool, tuple
     if left < 0 and right <= 0:
         return right == 0, None
     return False, (left, right)
+
+
+def clamp_window(window: tuple[int, int] | None) -> tuple[int, int] | None:
+    """`window` with sides that 64-bit numbers hold with a length added: beyond all keys is beyond all keys."""
+    if window is None:
+        return None
+    left, right = window
+    return min(left, _WIDEST_SIDE), min(right, _WIDEST_SIDE)
+
+
+def kinds_of(options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Types that tell options from others which equal them, as 1 does True; None where they are the usual ones.
+
+    Part of what calls are remembered by, so it asks no more than it must.
+
+    Args:
+        options: the fields of Options in order.
+    """
+    _, is_causal, scale, window, _, cosine, smooth_k, smooth_q, smooth_v, rotate, return_lse, _ = options
+    if (
+        window is smooth_k is smooth_q is smooth_v is rotate is None
+        and (scale is None or scale.__class__ is float)
+        and (is_causal is False or is_causal is True)
+        and (return_lse is False or return_lse is True)
+        and (cosine is DEFAULT_MIN_COSINE or cosine.__class__ is float)
+    ):
+        return None
+    sides = map(type, window) if isinstance(window, tuple) else ()
+    return (*map(type, options), *sides)
 
 
 def check_backend(name: str, value: str | None) -> None:

@@ -14,7 +14,7 @@ from sagegen.runtime.answers import Result
 from sagegen.runtime.arguments import check_out, needs_grad
 from sagegen.runtime.dispatch import Dispatcher, dispatcher
 from sagegen.runtime.memo import Memo
-from sagegen.runtime.options import Options
+from sagegen.runtime.options import Options, kinds_of
 from sagegen.runtime.prepare import Inputs
 from sagegen.runtime.ragged import prepare_ragged
 from sagegen.runtime.varlen_answers import (
@@ -110,9 +110,10 @@ def _kind(
             None if out is None else (out.shape, out.stride(), out.dtype, out.device, out.requires_grad),
             *((type(value), value) for value in longest),
             options,
+            kinds_of((LAYOUT, *options)),
         )
         hash(kind)
-    except (AttributeError, TypeError):  # no tensors, or options that can't be hashed
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # no tensors, nested, or options that can't be hashed
         return None
     return kind
 

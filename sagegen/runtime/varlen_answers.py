@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from sagegen.runtime.addresses import check_outside
 from sagegen.runtime.answers import ReferenceAnswer, Result, empty_output, into
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.options import Options
@@ -44,6 +45,7 @@ class VarlenKernelAnswer:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sequences: Sequences, out: torch.Tensor | None
     ) -> Result:
         starts_q, starts_k = sequences.cu_seqlens_q, sequences.cu_seqlens_k
+        check_outside(starts_q, starts_k)
         table = torch.stack((starts_q[:-1], starts_q[1:], starts_k[:-1], starts_k[1:]), 1)
         return self.inner.run(q, k, v, table, out)
 

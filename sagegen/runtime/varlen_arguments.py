@@ -9,7 +9,7 @@ import torch
 
 from sagegen.errors import ArgumentError
 from sagegen.problem import Shape
-from sagegen.runtime.arguments import Checked, check_heads, check_tensors, make_checked
+from sagegen.runtime.arguments import Checked, check_heads, check_strided, check_tensors, make_checked
 from sagegen.runtime.options import Options, check_options
 
 #: Sequences of whole heads lie one behind another; an option that a caller cannot choose.
@@ -73,6 +73,7 @@ def _check_starts(device: torch.device, sequences: Sequences) -> None:
         starts = getattr(sequences, name)
         if not isinstance(starts, torch.Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, not {type(starts).__name__}")
+        check_strided(name, starts, _STARTS)
         if starts.dtype != torch.int32:
             raise ArgumentError(f"{name}: dtype {starts.dtype} is not torch.int32", f"cast it: {name}.to(torch.int32)")
         if starts.dim() != 1 or len(starts) == 0:
@@ -86,7 +87,7 @@ def _check_starts(device: torch.device, sequences: Sequences) -> None:
 
 def _check_longest(side: str, longest: object, count: int, total: int) -> None:
     name = f"max_seqlen_{side}"
-    if type(longest) is not int:
+    if not isinstance(longest, (int, torch.SymInt)) or isinstance(longest, bool):
         raise TypeError(f"{name} must be an int, not {type(longest).__name__}")
     if longest < 0:
         raise ArgumentError(f"{name}={longest} is negative", _LONGEST)

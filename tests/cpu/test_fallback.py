@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from sagegen import reference
 from sagegen.errors import UnsupportedError
 from sagegen.runtime import fallback
 
@@ -236,6 +237,36 @@ def test_what_padding_holds_leaves_no_trace(make, shape, dtype):
     out, found = fallback.attend(q, k, v, attn_mask=mask, return_lse=True)
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(found, lse, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mask_dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("base", [-1000.0, -1e6])
+def test_a_mask_counts_in_its_own_precision(make, dtype, mask_dtype, base):
+    """Steps of 1.5 between large biases: 16 bits hold neither those steps nor, in FP16, the biases."""
+    q, k, v = (make(1, 2, 5, 32).to(dtype) for _ in range(3))
+    bias = (base + 1.5 * torch.arange(5)).to(mask_dtype).expand(5, 5)
+    expected, expected_lse = exact(q, k, v, bias=bias.double())
+    out, lse = fallback.attend(q, k, v, attn_mask=bias, return_lse=True)
+    assert out.dtype == dtype
+    assert (out - expected).norm() <= 0.01 * expected.norm()
+    torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("side", [2**62, 2**63 - 1, 2**63, 10**30])
+@pytest.mark.parametrize("lengths", [(3, 9), (9, 3)])
+def test_sides_of_a_window_beyond_64_bits_are_open(make, side, lengths):
+    q, k, v = make(1, 2, lengths[0], 16), make(1, 2, lengths[1], 16), make(1, 2, lengths[1], 16)
+    for window, limits in (
+        ((-1, side), {}),
+        ((side, -1), {}),
+        ((0, side), {"left": 0}),
+        ((side, 0), {"right": 0}),
+        ((side, side), {}),
+    ):
+        expected = exact(q, k, v, seen(*lengths, **limits))[0]
+        close(fallback.attend(q, k, v, window=window), expected)
+        close(reference.attention(q, k, v, window=window), expected)
 
 
 # --- what torch's fused kernels cannot read

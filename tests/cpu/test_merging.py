@@ -204,3 +204,20 @@ def test_a_layout_that_does_not_exist_is_named():
 def test_heads_and_tokens_are_told_apart_by_the_layout():
     with pytest.raises(ArgumentError, match=r"lses\[0\]: shape \(1, 2, 3\) is not \(1, 3, 2\)"):
         sagegen.merge_lse([OUT], [LSE], layout="NHD")
+
+
+def test_packed_sequences_merge_by_their_own_layout():
+    """The keys of each of two sequences, in two halves."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 8, 2, 16, generator=generator).unbind()
+    whole, half = (torch.tensor([0, n, 2 * n], dtype=torch.int32) for n in (4, 2))
+    expected = sagegen.attention_varlen(q, k, v, whole, whole, 4, 4, return_lse=True)
+    parts = [
+        sagegen.attention_varlen(q, k[keys], v[keys], whole, half, 4, 2, return_lse=True)
+        for keys in (torch.tensor([0, 1, 4, 5]), torch.tensor([2, 3, 6, 7]))
+    ]
+    outputs, lses = zip(*parts, strict=True)
+    for found, one in zip(sagegen.merge_lse(outputs, lses, layout="THD"), expected, strict=True):
+        torch.testing.assert_close(found, one, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ArgumentError, match="give layout='THD'"):
+        sagegen.merge_lse(outputs, lses)

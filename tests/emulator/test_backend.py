@@ -241,3 +241,10 @@ def test_tangents_are_not_lost(make):
         dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
         with pytest.raises(UnsupportedError, match="requires a gradient"):
             sagegen.attention(q, dual, q, backend="emulator")
+
+
+def test_a_mask_inside_vmap_is_refused_by_name(make):
+    inputs = [make(1, 2, 8, 64) for _ in range(3)]
+    masks = torch.ones(3, 1, 1, 1, 8, dtype=torch.bool)
+    with pytest.raises(UnsupportedError, match=r"torch.func's transforms"):
+        torch.func.vmap(lambda mask: sagegen.attention(*inputs, attn_mask=mask, backend="emulator"))(masks)
