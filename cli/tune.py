@@ -69,8 +69,6 @@ def command(asked: TuneOptions) -> None:
     _require_writable(path, gpu)
     toolkit = find_toolkit(env)
     request = _make_request(gpu, asked, toolkit, env, measures=bool(devices))
-    if asked.verify and not devices:
-        raise click.UsageError(f"--verify repeats finals on {gpu.name}, which this machine has not")
     with Watcher() as watch:
         if devices:
             result = _measure(request, devices, asked, toolkit, env, watch)
@@ -83,13 +81,15 @@ def command(asked: TuneOptions) -> None:
 def _choose_devices(gpu: Gpu, asked: TuneOptions) -> list[DetectedGpu]:
     """The GPUs that measure; [] when nothing is measured, which is announced unless it was asked for."""
     if asked.offline:
-        for name in ("devices", "storage"):
+        for name in ("devices", "storage", "verify"):
             if was_given(name):
                 raise click.UsageError(
                     f"--{name} is for GPUs that measure, and --offline measures nothing: leave one out"
                 )
         return []
     devices = find_devices(gpu, asked.devices)
+    if asked.verify and not devices:
+        raise click.UsageError(f"--verify repeats finals on {gpu.name}, which this machine has not")
     if not devices:
         click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
     return devices

@@ -151,7 +151,7 @@ _OPTIONS = (
                  help="With --replay: configs of the model's choice that each search begins with; 0 compares the "
                  "samplers alone."),
     click.option("--plant", "plants", type=click.Choice(PLANTS), multiple=True, hidden=True,
-                 help="Self-test: add a candidate that crashes, hangs or does not compile."),
+                 help="Self-test: add a candidate with that fault."),
     click.option("--force", is_flag=True, help="Measure although others use the GPU; times will be off."),
     click.option("--verify", is_flag=True,
                  help="Tune nothing: repeat the finals of registry and journal in a fresh process; 1 where they "

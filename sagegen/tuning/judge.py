@@ -78,6 +78,9 @@ class Judge:
             case = (match.problem, match.length)
             self._decisions.update({(*case, tier): decide(own) for tier, own in self._split(bout)})
             self._places[case] = replace(self._place, state=state)
+            if len(state.processes) > 1:  # one is the worker's, whatever its id is called outside of a container
+                where = f"{match.problem.name} at {match.length.tokens} tokens"
+                self._listen(Warned(f"{where}: {len(state.processes) - 1} other processes use the GPU by now"))
             self._enter(bout, "final")
         for examiner in self._lanes.examiners:
             examiner.worker.close()  # the next job starts a fresh process

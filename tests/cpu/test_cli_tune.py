@@ -508,6 +508,9 @@ def test_verify_needs_the_gpu(stage: Stage) -> None:
     result = stage.invoke("--verify")
     assert (result.exit_code, stage.requests) == (2, [])
     assert "--verify repeats finals on l20, which this machine has not" in result.stderr
+    assert "offline" not in result.stderr
+    assert "--offline measures nothing" in stage.invoke("--verify", "--offline").stderr
+    assert stage.requests == []
 
 
 def test_a_signal_while_the_registry_is_written_comes_after_that(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -760,6 +760,18 @@ def test_f7_a_busy_gpu_is_refused_or_warned_of(bench: Bench, monkeypatch: pytest
     assert any(isinstance(e, Warned) and "4711" in e.message for e in bench.events)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_others_that_come_during_the_run_are_warned_of(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr("sagegen.tuning.judge.read_state", lambda index: GpuState(processes=tuple(range(count))))
+    result = bench.tune(trials=2)
+    assert len(result.entries) == 5
+    warned = [e.message for e in bench.events if isinstance(e, Warned)]
+    expected = [f"{PROBLEM.name} at {t.tokens} tokens: 2 other processes use the GPU by now" for t in TUNED_LENGTHS]
+    assert warned == (expected if count == 3 else [])
+
+
 def test_progress_rises_to_one_and_decisions_are_told(bench: Bench) -> None:
     bench.tune(trials=25, strategy=Strategy("tpe"))
     progress = [e.progress for e in bench.events if isinstance(e, Attempted)]

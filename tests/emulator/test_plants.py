@@ -15,7 +15,7 @@ from sagegen.errors import EmulatorError
 from sagegen.gpu import find_gpu
 from sagegen.measuring.emulated import small_cases
 from sagegen.measuring.gate import GateResult, run_gate
-from sagegen.measuring.jobs import Candidate, Gate
+from sagegen.measuring.jobs import Candidate, Gate, Ping
 from sagegen.measuring.worker import Worker
 from sagegen.problem import Problem
 from sagegen.render import render
@@ -38,47 +38,39 @@ def gate(gpu_name: str, plant: Plant) -> GateResult:
     return run_gate(program, PROBLEM, honest.config, small_cases(), kinds=("normal",))
 
 
+# One family each: that a fault is in the text of both, tests/cpu/test_plant.py holds.
+
+
 def test_f1_an_illegal_address_is_named_on_hopper_too() -> None:
     with pytest.raises(EmulatorError, match=r"out_of_bounds in kernel attention.*null pointer"):
         gate("h200", "crash")
 
 
-@pytest.mark.parametrize("gpu_name", ["l20", "h200"])
-def test_f1_an_output_that_is_3_percent_too_large_fails_the_gate_by_its_scale(gpu_name: str) -> None:
-    result = gate(gpu_name, "wrong")
+def test_f1_an_output_that_is_3_percent_too_large_fails_the_gate_by_its_scale() -> None:
+    result = gate("l20", "wrong")
     ratio = re.fullmatch(r"normal: scale ratio ([\d.]+) is further than 0.01 from 1", result.reason)
     assert ratio is not None
     assert float(ratio[1]) == pytest.approx(1.03, abs=0.003)
 
 
-@pytest.mark.parametrize("gpu_name", ["l20", "h200"])
-def test_f1_an_output_that_is_written_by_half_fails_the_gate(gpu_name: str) -> None:
-    result = gate(gpu_name, "half")
-    assert result.reason == "normal: 16384 of 32768 outputs are NaN or Inf"
+def test_f1_an_output_that_is_written_by_half_fails_the_gate() -> None:
+    assert gate("h200", "half").reason == "normal: 16384 of 32768 outputs are NaN or Inf"
 
 
-def test_f1_an_endless_loop_and_an_illegal_address_cost_the_worker_its_life_and_the_next_job_works(
-    tmp_path: Path,
-) -> None:
+def test_f1_an_endless_loop_costs_the_worker_its_life_and_the_next_job_works(tmp_path: Path) -> None:
     gpu = find_gpu("l20")
     honest = Variant(render(PROBLEM, default_config(Target(gpu, PROBLEM)), "host"))
     jobs = {}
-    for name, variant in (
-        ("honest", honest), ("hang", plant_variant(honest, "hang")), ("crash", plant_variant(honest, "crash")),
-    ):  # fmt: skip
+    for name, variant in (("honest", honest), ("hang", plant_variant(honest, "hang"))):
         load_source(variant.source, gpu.compute_capability, read_env())  # compiles: not on the worker's time
         file = tmp_path / f"{name}.cu"
         file.write_text(variant.source.text)
         jobs[name] = Gate(Candidate(str(file), PROBLEM.name, honest.config.name), kinds=("normal",))
     with Worker(0, command=WORKER, start_timeout_s=120) as worker:
-        assert worker.run(jobs["honest"], 60).outcome == "ok"
+        assert worker.run(Ping(), 60).outcome == "ok"
         start, pid = time.monotonic(), worker.pid
         reply = worker.run(jobs["hang"], 2)
         assert (reply.outcome, reply.data["running"]) == ("timeout", honest.name)
         assert time.monotonic() - start < 30
         assert (worker.pid, Path(f"/proc/{pid}").exists()) == (None, False)
-        reply = worker.run(jobs["crash"], 60)
-        assert (reply.outcome, reply.reason.partition(",")[0]) == ("crash", "out_of_bounds in kernel attention")
-        assert "null pointer" in reply.reason
-        assert worker.pid is None
         assert worker.run(jobs["honest"], 60).outcome == "ok"
