@@ -11,7 +11,7 @@ import torch
 
 import sagegen
 import sagegen.runtime.library  # registers the op
-from public_calls import BF16, FP16, draw_qkv, kernel
+from public_calls import BF16, FP16, assert_close, draw_qkv, kernel
 from sagegen.runtime.options import Options
 
 pytestmark = pytest.mark.gpu
@@ -121,3 +121,31 @@ def test_a_warmed_up_kernel_is_captured_at_its_first_call(kernels):
     wanted, wanted_lse = kernel(q, k, v, return_lse=True)
     assert torch.equal(out, wanted)
     assert torch.equal(lse, wanted_lse)
+
+
+@pytest.mark.parametrize("length", [333, 4096])
+@pytest.mark.parametrize("backend", [None, "kernel", "sdpa"])
+def test_autocast_changes_no_result(backend, length):
+    """Whoever answers; torch's own function is on autocast's list."""
+    q, k, v = draw_qkv(1, 8, 8, length, length, 128, BF16)
+
+    def attend():
+        return sagegen.attention(q, k, v, is_causal=True, return_lse=True, backend=backend)
+
+    expected = attend()
+    with torch.autocast("cuda", FP16):
+        found = attend()
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_a_float32_mask_beside_16_bit_inputs_is_not_rounded(dtype):
+    """A bias in steps of 1/1024 around 300, which 16 bits round by up to 1: exact attention in FP64 sees each step."""
+    q, k, v = draw_qkv(1, 4, 4, 128, 1024, 64, dtype)
+    bias = 300 + torch.arange(1024, device="cuda") * 4 / 1024
+    scores = q.double() @ k.double().mT / 8 + bias.double()
+    out, lse = sagegen.attention(q, k, v, attn_mask=bias, return_lse=True)
+    assert out.dtype == dtype
+    assert_close(out, scores.softmax(-1) @ v.double(), l2=0.01, cosine=0.9999)
+    torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=1e-3)
