@@ -148,6 +148,7 @@ def predict(config: Config, problem: Problem, shape: Shape, gpu: Gpu, measured: 
         shape: of the call; q_len and kv_len >= 1.
         measured: ptxas figures of the attention kernel; without them registers are estimated and nothing spills.
     """
+    layout = make_layout(config, problem)
     q_tiles = ceil_div(shape.q_len, config.block_q)
     mean_tiles, most_tiles = _key_tiles(config.block_q, config.block_k, problem.is_causal, shape.q_len, shape.kv_len)
     grid = _Grid(
@@ -155,22 +156,22 @@ def predict(config: Config, problem: Problem, shape: Shape, gpu: Gpu, measured: 
         problem,
         shape,
         gpu,
-        make_layout(config, problem),
-        estimate_occupancy(config, problem, gpu, measured),
+        layout,
+        _occupancy(config, problem, layout, gpu, measured),
         shape.batch * shape.heads_q * q_tiles,
         mean_tiles,
         most_tiles,
     )
     family = _FAMILIES[config.family]
     spill_bytes, counts = (measured.spill_bytes, measured.counts) if measured else (0, None)
-    cost = family.tile_cost(Tile(config, problem, grid.layout, gpu, mean_tiles, spill_bytes, counts))
+    cost = family.tile_cost(Tile(config, problem, layout, gpu, mean_tiles, spill_bytes, counts))
     visits = grid.blocks * mean_tiles
     l2_bytes = gpu.measured.l2_bytes or _L2_BYTES.get(gpu.arch, _LEAST_L2_BYTES)
-    l2_us = visits * grid.layout.stage_bytes / (l2_bytes * gpu.sms) / gpu.boost_mhz
+    l2_us = visits * layout.stage_bytes / (l2_bytes * gpu.sms) / gpu.boost_mhz
     dram_us = _dram_bytes(grid) / ((gpu.measured.dram_gbs or gpu.bandwidth_gbs) * 1e3)
     return Prediction(
         kernel_us=max(_grid_clocks(grid, cost) / gpu.boost_mhz, l2_us, dram_us),
-        quantize_us=_quantize_us(config, problem, shape, gpu),
+        quantize_us=_quantize_us(grid),
         launch_us=_launch_us(config, shape),
         units_us={name: value * visits / gpu.sms / gpu.boost_mhz for name, value in cost.units.items()},
         l2_us=l2_us,
@@ -182,10 +183,14 @@ def predict(config: Config, problem: Problem, shape: Shape, gpu: Gpu, measured: 
 
 def estimate_occupancy(config: Config, problem: Problem, gpu: Gpu, measured: Measured | None = None) -> Occupancy:
     """Resident blocks per SM by shared memory, threads and registers; at least 1."""
+    return _occupancy(config, problem, make_layout(config, problem), gpu, measured)
+
+
+def _occupancy(config: Config, problem: Problem, layout: Layout, gpu: Gpu, measured: Measured | None) -> Occupancy:
     allowed = min(_MAX_REGISTERS, _REGISTER_FILE // (config.threads * config.min_blocks))
     wanted = _FAMILIES[config.family].registers(config, problem)
     registers = measured.registers if measured else min(allowed, wanted)
-    by_smem = gpu.smem_per_sm // (make_layout(config, problem).smem_bytes + _RESERVED_SMEM)
+    by_smem = gpu.smem_per_sm // (layout.smem_bytes + _RESERVED_SMEM)
     by_threads = gpu.threads_per_sm // config.threads
     by_registers = _REGISTER_FILE // (round_up(registers, 8) * config.threads)
     return Occupancy(max(1, min(by_smem, by_threads, by_registers)), registers)
@@ -241,15 +246,16 @@ def _delta_bytes(config: Config, layout: Layout, shape: Shape) -> int:
     return shape.batch * shape.heads_q * tiles * layout.delta_bytes
 
 
-def _quantize_us(config: Config, problem: Problem, shape: Shape, gpu: Gpu) -> float:
+def _quantize_us(grid: _Grid) -> float:
     """Time of the statistics and quantizing kernels: bound by the bytes they move."""
+    config, shape, gpu = grid.config, grid.shape, grid.gpu
     rows = {"k": shape.heads_kv * shape.kv_len}
     if config.q_quantizer == "kernel":
         rows["q"] = shape.heads_q * shape.q_len
     if config.quantizes_v:
         rows["v"] = shape.heads_kv * shape.kv_len
-    moved = shape.batch * problem.head_dim * sum(_QUANTIZED_BYTES[name] * count for name, count in rows.items())
-    moved += _delta_bytes(config, make_layout(config, problem), shape)
+    moved = shape.batch * grid.problem.head_dim * sum(_QUANTIZED_BYTES[name] * count for name, count in rows.items())
+    moved += _delta_bytes(config, grid.layout, shape)
     return moved / ((gpu.measured.dram_gbs or gpu.bandwidth_gbs * _DRAM_SHARE) * 1e3)
 
 

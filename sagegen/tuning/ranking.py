@@ -12,19 +12,34 @@ from sagegen.rules import Target, default_config
 from sagegen.space import Config
 from sagegen.tuning.model import predict
 
+#: Of what the model tells apart at the middle length, how many times as many as are wanted are ranked over all lengths.
+_MARGIN = 3
+
 
 def promising_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape], count: int) -> list[Config]:
     """The configs that the model ranks best; of those that it cannot tell apart one, as long as there are others.
 
     That one is the nearest to the default: what the model does not see is not changed without a reason.
+
+    Args:
+        shapes: shortest first. To spare time, what is far behind at the middle one is not looked at further.
     """
+    if len(shapes) > 1:
+        at_middle = _group_by_cost(configs, target, [shapes[len(shapes) // 2]])
+        configs = [config for group in at_middle[: _MARGIN * count] for config in group]
+    home = default_config(target)
+    groups = _group_by_cost(configs, target, shapes)
+    rows = itertools.zip_longest(*(sorted(group, key=lambda config: distance(config, home)) for group in groups))
+    # the first of every group, then the second, ...
+    return list(itertools.islice((config for row in rows for config in row if config is not None), count))
+
+
+def _group_by_cost(configs: Sequence[Config], target: Target, shapes: Sequence[Shape]) -> list[list[Config]]:
+    """Configs that the model cannot tell apart, fastest first."""
     alike: dict[float, list[Config]] = {}
     for config in configs:
         alike.setdefault(round(_predicted_cost(config, target, shapes), 9), []).append(config)
-    home = default_config(target)
-    groups = [sorted(alike[cost], key=lambda config: distance(config, home)) for cost in sorted(alike)]
-    rows = itertools.zip_longest(*groups)  # the first of every group, then the second, ...
-    return list(itertools.islice((config for row in rows for config in row if config is not None), count))
+    return [alike[cost] for cost in sorted(alike)]
 
 
 def rank_configs(configs: Sequence[Config], target: Target, shapes: Sequence[Shape]) -> list[Config]:
