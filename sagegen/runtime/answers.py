@@ -19,7 +19,6 @@ from sagegen.problem import Problem
 from sagegen.runtime.addresses import UNALIGNED, addresses, aligned, private_if_shared
 from sagegen.runtime.device import Device
 from sagegen.runtime.explanation import Explanation
-from sagegen.runtime.fallback import attend
 from sagegen.runtime.options import Options
 from sagegen.runtime.padding import pad_channels
 from sagegen.runtime.splitting import SplitCall
@@ -206,33 +205,6 @@ def copy_inputs(
         k.clone(memory_format=fresh) if "k" in names else k,
         v.clone(memory_format=fresh) if "v" in names else v,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class SdpaAnswer:
-    """torch SDPA with this package's semantics."""
-
-    explanation: Explanation
-    options: Options
-    attn_mask: torch.Tensor | None
-
-    def with_mask(self, attn_mask: torch.Tensor | None) -> SdpaAnswer:
-        return replace(self, attn_mask=attn_mask)
-
-    def run(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor | None) -> Result:
-        options = self.options
-        result = attend(
-            q,
-            k,
-            v,
-            layout=options.layout,
-            is_causal=options.is_causal,
-            scale=options.scale,
-            window=options.window,
-            attn_mask=self.attn_mask,
-            return_lse=options.return_lse,
-        )
-        return into(out, result)
 
 
 @dataclass(frozen=True, slots=True)

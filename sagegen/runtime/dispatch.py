@@ -14,7 +14,7 @@ from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError, SagegenError, UnsupportedError
 from sagegen.plan import Loaded, Ragged, make_plan
 from sagegen.registry_kernels import find_cubin
-from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, SdpaAnswer, ZerosAnswer
+from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, ZerosAnswer
 from sagegen.runtime.arguments import Checked, check_call, check_out, needs_grad, read_strides
 from sagegen.runtime.choose import DISABLED, choose
 from sagegen.runtime.explanation import KERNEL_ANSWERS, Explanation
@@ -27,6 +27,7 @@ from sagegen.runtime.options import Options, check_backend, kinds_of
 from sagegen.runtime.pinning import check_pin
 from sagegen.runtime.prepare import Ground, prepare_kernel
 from sagegen.runtime.programs import Programs
+from sagegen.runtime.sdpa_answer import SdpaAnswer, prepare_sdpa
 from sagegen.runtime.splitting import plan_parts, workspace_bytes
 
 #: Answers that a call's mask is added to.
@@ -240,7 +241,7 @@ class Dispatcher:
             return ZerosAnswer(explanation, options), lasts
         if explanation.answer == "reference":
             return ReferenceAnswer(explanation, options), lasts
-        return SdpaAnswer(explanation, options, attn_mask), lasts
+        return prepare_sdpa((q, k, v), explanation, options, attn_mask), lasts
 
     def find_program(
         self, explanation: Explanation, options: Options, device: torch.device, again: Callable[[], Explanation]

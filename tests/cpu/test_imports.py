@@ -93,6 +93,7 @@ ORDER = (
     "runtime.splitting",
     "runtime.addresses",
     "runtime.answers",
+    "runtime.sdpa_answer",
     "runtime.prepare",
     "runtime.ragged",
     "runtime.key_mask",
