@@ -143,7 +143,7 @@ def test_autocast_changes_no_result(backend, length):
 def test_a_float32_mask_beside_16_bit_inputs_is_not_rounded(dtype):
     """A bias in steps of 1/1024 around 300, which 16 bits round by up to 1: exact attention in FP64 sees each step."""
     q, k, v = draw_qkv(1, 4, 4, 128, 1024, 64, dtype)
-    bias = 300 + torch.arange(1024, device="cuda") * 4 / 1024
+    bias = 300 + torch.arange(1024, device="cuda").expand(128, -1) * 4 / 1024
     scores = q.double() @ k.double().mT / 8 + bias.double()
     out, lse = sagegen.attention(q, k, v, attn_mask=bias, return_lse=True)
     assert out.dtype == dtype
