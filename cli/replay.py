@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sagegen.cli.tuning_options import TuneOptions, was_given
 from sagegen.errors import ArgumentError
-from sagegen.tuning.strategy import SAMPLERS, Sampler, Strategy
+from sagegen.tuning.strategy import DEFAULT_SAMPLER, SAMPLERS, Sampler, Strategy
 
 if TYPE_CHECKING:
     from sagegen.problem import Problem
-    from sagegen.tuning.replay import Landscape, Replayed
+    from sagegen.tuning.replay import Excess, Landscape, Replayed
 
 _WIDTH = 200
 _Course = Mapping[Sampler, list["Replayed"]]
@@ -74,6 +75,17 @@ def _pooled(courses: Iterable[tuple[Landscape, _Course]], sampler: Sampler) -> l
     return [replayed for _, course in courses for replayed in course[sampler]]
 
 
+def _excess(courses: Iterable[tuple[Landscape, _Course]], sampler: Sampler) -> Excess:
+    """Trials until every length is near that `sampler` needs more than the default, problem by problem."""
+    from sagegen.tuning.replay import excess
+
+    own, default = (
+        [fmean(replayed.everywhere for replayed in course[name]) for _, course in courses]
+        for name in (sampler, DEFAULT_SAMPLER)
+    )
+    return excess(own, default)
+
+
 def _to_json(courses: list[tuple[Landscape, _Course]], asked: TuneOptions) -> dict[str, Any]:
     from sagegen.tuning.replay import DEFAULT_TRIALS, NEAR, spread
 
@@ -96,6 +108,9 @@ def _to_json(courses: list[tuple[Landscape, _Course]], asked: TuneOptions) -> di
         for landscape, course in courses
     ]
     everything = {sampler: describe(_pooled(courses, sampler)) for sampler in samplers}
+    if DEFAULT_SAMPLER in samplers:
+        for sampler in samplers:
+            everything[sampler]["excess"] = asdict(_excess(courses, sampler))
     return {
         "within": NEAR,
         "trials": asked.trials or DEFAULT_TRIALS,
@@ -129,5 +144,9 @@ def _print(courses: list[tuple[Landscape, _Course]], samplers: list[Sampler]) ->
         table.add_row("all", f"{name}: median", "", *(f"{own.median:g}" for own in spreads))
         table.add_row("all", f"{name}: mean", "", *(f"{own.mean:.1f}" for own in spreads))
         table.add_row("all", f"{name}: nine in ten", "", *(f"{own.most:g}" for own in spreads))
+    if DEFAULT_SAMPLER in samplers and len(samplers) > 1:
+        excesses = [_excess(courses, sampler) for sampler in samplers]
+        cells = [f"{own.mean:+.1f} ({own.low:+.1f} to {own.high:+.1f})" for own in excesses]
+        table.add_row("all", f"every length: more than {DEFAULT_SAMPLER}, 95 %", "", *cells)
     # wider than a terminal: a line per problem can be searched
     Console(width=max(Console().width, _WIDTH)).print(table)

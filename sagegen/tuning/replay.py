@@ -7,6 +7,7 @@ draws at random do better here than in the space that a tuning run has.
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from sagegen.tuning.strategy import Strategy
 NEAR = 0.02
 #: Trials after which a replayed search takes its budget for spent.
 DEFAULT_TRIALS = 40
+_RESAMPLES = 4000
 _BATCH = 4  # configs asked before the first of them is told, as a tuning run does to keep the compiler busy
 
 
@@ -187,3 +189,20 @@ def spread(counts: Sequence[int]) -> Spread:
     low, median, high = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
     most = ordered[min(len(ordered) - 1, math.ceil(0.9 * len(ordered)) - 1)]
     return Spread(median, low, high, statistics.fmean(ordered), most)
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """How many trials one sampler needs more than another, with the interval that holds it with 95 % confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def excess(counts: Sequence[float], others: Sequence[float], seed: int = 0) -> Excess:
+    """Mean of `counts` less `others`, paired by problem; the interval is a percentile bootstrap over problems."""
+    differences = [one - other for one, other in zip(counts, others, strict=True)]
+    rng = random.Random(seed)
+    means = sorted(statistics.fmean(rng.choices(differences, k=len(differences))) for _ in range(_RESAMPLES))
+    return Excess(statistics.fmean(differences), means[round(0.025 * _RESAMPLES)], means[round(0.975 * _RESAMPLES) - 1])

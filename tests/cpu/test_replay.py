@@ -19,7 +19,7 @@ from sagegen.problem import Problem
 from sagegen.rules import Target, default_config
 from sagegen.space import Config
 from sagegen.tuning.journal import Journal, Outcome, Record, Samples
-from sagegen.tuning.replay import Landscape, read_landscapes, replay_searches, spread
+from sagegen.tuning.replay import Landscape, excess, read_landscapes, replay_searches, spread
 from sagegen.tuning.strategy import DEFAULT_SAMPLER, Sampler, Strategy
 
 RUNS = Path(__file__).parents[2] / "docs" / "gpu-runs"
@@ -91,6 +91,18 @@ def test_spreads() -> None:
     found = spread([4, 1, 3, 2, 5, 10, 9, 8, 7, 6])
     assert (found.median, found.low, found.high, found.mean, found.most) == (5.5, 3.25, 7.75, 5.5, 9)
     assert spread([3]).most == 3
+
+
+def test_an_excess_is_paired_by_problem() -> None:
+    """Problems that are far apart say nothing of samplers that differ by 2 on each."""
+    found = excess([3, 42, 902], [1, 40, 900])
+    assert (found.mean, found.low, found.high) == (2, 2, 2)
+    mixed = excess([3, 1] * 20, [1, 3] * 20)
+    assert mixed.mean == 0
+    # of 40 differences of 2 either way: 1.96 standard errors are 0.62
+    assert (mixed.low, mixed.high) == pytest.approx((-0.62, 0.62), abs=0.1)
+    with pytest.raises(ValueError, match="zip"):
+        excess([1, 2], [1])
 
 
 def test_the_default_sampler_is_not_worse_than_drawing_at_random_on_the_recorded_journals() -> None:
