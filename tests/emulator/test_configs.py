@@ -214,6 +214,7 @@ def test_calls_reach_what_they_are_for(variants):
 KINDS = ("k_offset", "channel_offsets", "outliers", "v_constant", "v_zero_channel", "large_logits")
 
 
+@pytest.mark.typical
 @pytest.mark.parametrize("kind", KINDS)
 def test_unusual_values(variant, program, kind):
     shape = Shape(1, 2, 2, variant.config.block_q // 2 + 3, variant.config.block_q + variant.config.block_k + 3)
@@ -221,6 +222,7 @@ def test_unusual_values(variant, program, kind):
         check_call(program, variant, make_inputs(variant, shape, alter=INPUT_KINDS[kind].alter), wants_lse=wants_lse)
 
 
+@pytest.mark.typical
 def test_sums_may_reach_the_end_of_the_accumulators_range(variant, program):
     inputs = make_inputs(variant, Shape(1, 1, 1, 40, 2 * variant.config.block_k))
     inputs.q.zero_()  # equal weights of equal values: every P and every V is as large as can be
@@ -231,6 +233,7 @@ def test_sums_may_reach_the_end_of_the_accumulators_range(variant, program):
         torch.testing.assert_close(out, inputs.v[:, :, :1].expand_as(out), rtol=0.01, atol=0)
 
 
+@pytest.mark.typical
 @pytest.mark.parametrize("zero", ["q", "k", "v"])
 def test_zeros(variant, program, zero):
     inputs = make_inputs(variant, Shape(1, 1, 1, 40, variant.config.block_k + 9))
@@ -261,6 +264,7 @@ def spoil(clean, bad, key):
 BAD_VALUES = ((math.nan, math.inf, -math.inf), (math.inf, -math.inf, math.nan), (-math.inf, math.nan, math.inf))
 
 
+@pytest.mark.typical
 def test_bad_values_reach_the_rows_that_see_them(variant, variants, program):
     config, is_causal = variant.config, variant.problem.is_causal
     q_len, gap = config.block_q + 5, 7
@@ -285,6 +289,7 @@ def test_bad_values_reach_the_rows_that_see_them(variant, variants, program):
                 wanted, wanted_lse)  # fmt: skip
 
 
+@pytest.mark.typical
 def test_values_that_are_not_finite_leave_no_trace_in_rows_that_do_not_see_them(variant, program):
     config = variant.config
     if not config.quantizes_v:
@@ -302,6 +307,7 @@ def test_values_that_are_not_finite_leave_no_trace_in_rows_that_do_not_see_them(
         assert out[:, :, blind:].isnan().all()
 
 
+@pytest.mark.typical
 def test_rows_that_see_no_key_are_zero_whatever_they_meet(variant, program):
     queries, keys = variant.config.block_q + 7, 5
     q, k, v = (torch.full_like(x, math.nan) for x in tensors(make_inputs(variant, Shape(1, 1, 1, queries, keys))))
@@ -344,6 +350,7 @@ def test_fp8_products_have_the_accumulator_of_the_gpu(variants, programs):
         assert right < min(distance.values()) / (5 if variant.config.sums_in_fp16 else 10), variant.name
 
 
+@pytest.mark.typical
 def test_results_are_the_same_bits_every_time_and_on_any_number_of_workers(variant, program):
     inputs = make_inputs(variant, Shape(1, 1, 1, variant.config.block_q + 1, 200))
     for wants_lse in ways(variant.config):
