@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sagegen.cli.around import run_around
-from sagegen.cli.options import gpu_option, make_problem, mask_options
+from sagegen.cli.options import FiniteRange, gpu_option, make_problem, mask_options
 from sagegen.cli.race import Ask, run_races
 from sagegen.problem import DTYPES, HEAD_DIMS, TUNED_HEAD_DIMS
 
@@ -63,14 +63,14 @@ class Lengths(click.ParamType[tuple[int, ...]]):
               "as --peers times; a problem's name before it chooses that problem.")
 @click.option("--rounds", type=click.IntRange(min=2),
               help="Each times everyone once, in an order of its own. [40; with --peers 3, with --around 5, sustained]")
-@click.option("--sustained", "sustained_s", type=click.FloatRange(min=0), metavar="SECONDS",
+@click.option("--sustained", "sustained_s", type=FiniteRange(min=0), metavar="SECONDS",
               help="A sample is so many seconds back to back instead of one launch with cold L2. "
               "[with --peers and --around 0.3]")
 @click.option("--burst-rounds", type=click.IntRange(min=0), default=2, show_default=True,
               help="With --peers and --around: rounds of bursts, three launches each.")
-@click.option("--idle", "idle_s", type=click.FloatRange(min=0), default=0.5, show_default=True, metavar="SECONDS",
+@click.option("--idle", "idle_s", type=FiniteRange(min=0), default=0.5, show_default=True, metavar="SECONDS",
               help="With --peers and --around: rest before each burst.")
-@click.option("--min-cosine", type=click.FloatRange(max=1), default=0.999, show_default=True,
+@click.option("--min-cosine", type=FiniteRange(max=1), default=0.999, show_default=True,
               help="Without --peers and --around: time the kernel that answers calls with this min_cosine.")
 @click.option("--markdown", type=click.Path(dir_okay=False, path_type=Path), help="Also write Markdown tables here.")
 @click.option("--json", "json_to", is_flag=False, flag_value="-", metavar="[FILE]",

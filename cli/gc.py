@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sagegen.cli.options import json_option
+from sagegen.cli.options import FiniteRange, json_option
 
 if TYPE_CHECKING:
     from sagegen.shipping.sweep import Stray
@@ -25,7 +25,7 @@ class _Row:
 @click.command("gc")
 @click.option(
     "--days",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=30,
     show_default=True,
     help="Keep kernels that were built or loaded within so many days.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from sagegen.tuning.request import Result
 
 
-def keep_result(path: Path, gpu_name: str, result: Result) -> tuple[Result, Saved]:
+def keep_result(path: Path, gpu_name: str, result: Result, *, has_journal: bool = True) -> tuple[Result, Saved]:
     """Write a run's entries and cubins to the registry at `path`; a signal meanwhile makes it an interrupted run.
 
     Raises:
@@ -33,8 +34,11 @@ def keep_result(path: Path, gpu_name: str, result: Result) -> tuple[Result, Save
     except KeyboardInterrupt as error:
         result = replace(result, cause=result.cause or error)
     except OSError as error:
+        kept = "the journal has what was measured" if has_journal else "kernels stay compiled"
+        mend = "free its disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "name another file with -o"
+        saves = "measuring" if has_journal else "compiling"
         raise RegistryError(
-            f"registry {path} cannot be written ({error.strerror}) and is as it was; the journal has what was measured",
-            "free its disk, then the same command writes it without measuring that again",
+            f"registry {path} cannot be written ({error.strerror}) and is as it was; {kept}",
+            f"{mend}, then the same command writes it without {saves} that again",
         ) from error
     return result, saved

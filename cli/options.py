@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, get_args
 
@@ -100,3 +101,13 @@ def make_config(name: str, target: Target) -> Config:
     config = parse_config(name)
     check_config(config, target)
     return config
+
+
+class FiniteRange(click.FloatRange):
+    """A range of floats without NaN, which no comparison refuses."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number

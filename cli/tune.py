@@ -74,7 +74,7 @@ def command(asked: TuneOptions) -> None:
             result = _measure(request, devices, asked, toolkit, env, watch)
         else:
             result = _rank(request, toolkit, env, asked.jobs, watch)
-    result, saved = keep_result(path, gpu.name, result)
+    result, saved = keep_result(path, gpu.name, result, has_journal=bool(devices))
     _report(result, saved, path, gpu, asked.as_json, has_journal=bool(devices))
 
 

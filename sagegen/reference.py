@@ -111,18 +111,17 @@ def attention(
     sees_bad_value = _meets(~v.isfinite(), first_key, last_key)
     grouped, k, v = (torch.where(x.isfinite(), x, 0).to(compute) for x in (grouped, k, v))
 
-    out = grouped.new_zeros(*grouped.shape[:-1], v.shape[-1])
-    lse = grouped.new_full(grouped.shape[:-1], -math.inf)
     step = max(1, _CHUNK_BYTES // max(1, batch * heads_q * kv_len * compute.itemsize))
-    for start in range(0, len(rows) if kv_len else 0, step):
-        part = slice(start, start + step)
-        out[:, :, :, part], lse[:, :, :, part] = _rows(
-            grouped[:, :, :, part], k, v, first_key[part], last_key[part], scale
-        )
+    slices = [slice(start, start + step) for start in range(0, len(rows) if kv_len else 0, step)]
+    # put together, not written into one tensor, which torch.func.vmap over keys alone refuses
+    parts = [_rows(grouped[:, :, :, own], k, v, first_key[own], last_key[own], scale) for own in slices]
+    if not parts:
+        parts = [(grouped.new_zeros(*grouped.shape[:-1], v.shape[-1]), grouped.new_full(grouped.shape[:-1], -math.inf))]
+    out, lse = (torch.cat(of_rows, 3) for of_rows in zip(*parts, strict=True))
 
     spoiled = bad_query & sees_key | sees_bad_key
-    lse.masked_fill_(spoiled, math.nan)
-    out.masked_fill_(spoiled.unsqueeze(-1) | sees_bad_value, math.nan)
+    lse = lse.masked_fill(spoiled, math.nan)
+    out = out.masked_fill(spoiled.unsqueeze(-1) | sees_bad_value, math.nan)
     out = out.flatten(1, 2).to(out_dtype or q.dtype)
     out = out.transpose(1, 2) if layout == "NHD" else out
     return (out, lse.flatten(1, 2).float()) if return_lse else out

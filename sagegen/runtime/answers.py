@@ -227,7 +227,14 @@ class ReferenceAnswer:
             return_lse=options.return_lse,  # type: ignore[call-overload]  # the overloads know literals only
             compute=torch.float64 if q.dtype == torch.float64 else torch.float32,
         )
-        return into(empty_output(q) if out is None else out, result)
+        return _laid_out_as(empty_output(q), result) if out is None else into(out, result)
+
+
+def _laid_out_as(like: torch.Tensor, result: Result) -> Result:
+    """`result` with the strides that `like` has; not written into it, which torch.func.vmap over keys alone refuses."""
+    out, *rest = result if isinstance(result, tuple) else (result,)
+    out = out.new_empty_strided(like.shape, like.stride()).copy_(out)
+    return (out, *rest) if rest else out  # type: ignore[return-value]
 
 
 def no_result(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: str, return_lse: bool) -> Result:

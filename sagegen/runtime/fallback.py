@@ -21,6 +21,9 @@ LOGGER = logging.getLogger("sagegen")
 #: torch's own, bound before anyone patches torch.nn.functional with our sdpa(), which would then call itself.
 torch_sdpa = torch.nn.functional.scaled_dot_product_attention
 
+#: The largest scale that float32, which torch's fused attention has it in, rounds to 0.
+LARGEST_NO_SCALE = 2.0**-150
+
 #: What torch's fused kernels read at once.
 _VECTOR_BYTES = 16
 #: Bytes of mask or FP32 scores that are alive at once.
@@ -65,14 +68,14 @@ def fall_back(reason: str, strict: bool) -> None:
 
 
 def with_positive_scale(q: torch.Tensor, scale: float | None) -> tuple[torch.Tensor, float | None]:
-    """q and scale of the same scores, the scale None or above 0.
+    """q and scale of the same scores, the scale None or above 0 in float32 too.
 
     Torch's fused attention multiplies scores by the scale after it has masked them: -inf times 0 or less is NaN in all
     of a causal call (torch 2.14 on the CPU, all types), and it takes a row's maximum before, the smallest score then.
     """
-    if scale is None or not scale <= 0:
+    if scale is None or not scale <= LARGEST_NO_SCALE:
         return q, scale
-    return q * (-1.0 if scale < 0 else 0.0), -scale or 1.0
+    return (q * 0.0, 1.0) if scale >= -LARGEST_NO_SCALE else (-q, -scale)
 
 
 def as_torch_reads(x: torch.Tensor) -> torch.Tensor:

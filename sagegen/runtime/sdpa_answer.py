@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from sagegen.runtime.addresses import UNALIGNED
 from sagegen.runtime.answers import Result, into
 from sagegen.runtime.explanation import Explanation
-from sagegen.runtime.fallback import attend, has_odd_rows, torch_sdpa
+from sagegen.runtime.fallback import LARGEST_NO_SCALE, attend, has_odd_rows, torch_sdpa
 from sagegen.runtime.options import Options
 
 
@@ -48,7 +48,7 @@ class PlainSdpaAnswer:
     Attributes:
         general: for what a kind of call cannot say: addresses, autocast, transforms of torch.func.
         is_causal: where queries and keys are as many, so that both corners are one.
-        scale: above 0.
+        scale: above 0, in float32 too.
     """
 
     general: SdpaAnswer
@@ -95,7 +95,7 @@ def _is_plain(
         and options.window is None
         and not options.return_lse
         and (not options.is_causal or q.shape[2] in (1, k.shape[2]))
-        and (options.scale is None or options.scale > 0)
+        and (options.scale is None or options.scale > LARGEST_NO_SCALE)
         and torch.amp.is_autocast_available(q.device.type)
         and forward_ad._current_level < 0  # a tangent comes with the level
         and not any(has_odd_rows(x) for x in inputs)

@@ -27,7 +27,7 @@ from sagegen.store import Store
 from sagegen.toolkit import Toolkit
 from sagegen.tuning.disassembly import count_tile, find_disassembler
 from sagegen.tuning.entries import predicted_entry
-from sagegen.tuning.events import Attempted, Decided, Listener, Preparing, Started, ignore
+from sagegen.tuning.events import Attempted, Decided, Listener, Preparing, Started, Warned, ignore
 from sagegen.tuning.examine import tuned_shape
 from sagegen.tuning.gatekeeper import Gate, Gatekeeper
 from sagegen.tuning.journal import Outcome, Record
@@ -145,6 +145,8 @@ class _OfflineRun:
         """
         entries, cubins = [], {}
         for problem, survivors in self.survivors.items():
+            if not survivors:
+                self.listen(Warned(self._why_nothing(problem)))
             defaults = [s for s in survivors if s.variant.config == self.defaults[problem]]
             for length in self.request.lengths if survivors else ():
                 winners = self._winners(problem, length)
@@ -158,6 +160,12 @@ class _OfflineRun:
                     bucket = f"{length.bucket.name} ({tier})" if tier else length.bucket.name
                     self.listen(Decided(problem.name, bucket, "kernel", best.variant.config.name, speed, None))
         return tuple(entries), cubins
+
+    def _why_nothing(self, problem: Problem) -> str:
+        """What to say of a problem that gets no entry."""
+        reasons = [record.reason for record in self.records if record.problem == problem.name]
+        first = f"the first: {reasons[0]}" if reasons else "the run ended before that"
+        return f"{problem.name} gets no entry: none of its {len(reasons)} configs that were compiled works; {first}"
 
     def _entry(self, problem: Problem, length: TunedLength, tier: Tier | None, best: _Survivor) -> Entry:
         gpu = self.request.gpu

@@ -88,3 +88,11 @@ def test_an_interrupt_before_there_is_anything_to_keep_ends_as_shells_have_it(
     monkeypatch.setattr("sagegen.cli.gpus.detect_gpus", interrupt)
     result = runner.invoke(main, ["gpus"])
     assert (result.exit_code, result.stderr) == (130, "Interrupted.\n")
+
+
+@pytest.mark.parametrize("arguments", [("gc", "--days"), ("bench", "--gpu", "l20", "--min-cosine")])
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_what_is_no_finite_number_is_misuse(runner: CliRunner, arguments: tuple[str, ...], number: str) -> None:
+    result = runner.invoke(main, [*arguments, number])
+    assert result.exit_code == 2
+    assert "finite" in result.stderr or "range" in result.stderr

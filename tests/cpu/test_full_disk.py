@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -129,3 +130,23 @@ def test_a_registry_that_does_not_fit_is_as_it_was(small_disk: Path, monkeypatch
         keep_result(path, "l20", Result((entry,), {}))  # type: ignore[arg-type]
     assert path.read_text() == "what was there\n"
     assert [file.name for file in small_disk.iterdir()] == ["l20.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("code", "has_journal", "said"),
+    [
+        (errno.ENOSPC, True, "journal has what was measured.*free its disk.*without measuring"),
+        (errno.EACCES, True, "journal has what was measured.*name another file with -o.*without measuring"),
+        (errno.ENOENT, False, "kernels stay compiled.*name another file with -o.*without compiling"),
+    ],
+)
+def test_a_registry_that_cannot_be_written_says_what_is_kept_and_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, has_journal: bool, said: str
+) -> None:
+    def save(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("sagegen.registry.save_entries", save)
+    with pytest.raises(RegistryError) as raised:
+        keep_result(tmp_path / "l20.yaml", "l20", Result((object(),), {}), has_journal=has_journal)  # type: ignore[arg-type]
+    assert re.search(said, f"{raised.value} {raised.value.remedy}", re.DOTALL)

@@ -81,7 +81,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 def tune(
     folder: Path, listen: Callable[[Event], None] = lambda event: None, gate: Gate | None = None, **changes: object
 ) -> Result:
-    request = Request(GPU, (PROBLEM,), **{"budget_s": None, **changes})  # type: ignore[arg-type]
+    request = Request(GPU, **{"problems": (PROBLEM,), "budget_s": None, **changes})  # type: ignore[arg-type]
     return offline.tune_offline(request, Store(folder), Toolkit(Path("/nvcc"), (13, 0), "13"), listen, gate=gate)
 
 
@@ -151,6 +151,26 @@ def test_a_spent_budget_ends_the_run_after_a_batch(tmp_path: Path, compiler: Com
         result = tune(tmp_path, budget_s=250.0)
     assert 0 < len(result.records) < len(SPACE)
     assert len(result.entries) == 5
+
+
+def test_a_problem_that_gets_no_entry_is_named_with_the_reason(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, causal = compiler._build, replace(PROBLEM, is_causal=not PROBLEM.is_causal)
+
+    def build_one_problem(source: Source, arch: str, store: Store) -> Built | BuildFailure:
+        if source.problem == causal:
+            return BuildFailure(source.name, "compile", "kernel.cu(3): error: scripted", "")
+        return build(source, arch, store)
+
+    monkeypatch.setattr(compiler, "_build", build_one_problem)
+    heard: list[Event] = []
+    result = tune(tmp_path, heard.append, problems=(PROBLEM, causal))
+    assert {entry.problem for entry in result.entries} == {PROBLEM.name}
+    (warned,) = [event.message for event in heard if isinstance(event, Warned)]
+    assert causal.name in warned
+    assert "no entry" in warned
+    assert "scripted" in warned
 
 
 def test_interrupted_it_ranks_what_it_has(tmp_path: Path, compiler: Compiler) -> None:

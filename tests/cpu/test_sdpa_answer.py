@@ -129,3 +129,31 @@ def test_gradients_are_those_of_exact_attention():
     expected = torch.autograd.grad((exact(*inputs) * weights).sum(), inputs)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-46, -1e-46, 5e-324, 7e-46, -7e-46, 1e-45, -1e-45])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_scales_at_the_end_of_float32_give_causal_means(scale, dtype, needs_grad):
+    """Torch's own fused attention has 0 for them, and then NaN."""
+    q, k, v = (x.to(dtype) for x in draw_qkv())
+    out = sagegen.attention(q.requires_grad_(needs_grad), k, v, is_causal=True, scale=scale, backend="sdpa")
+    means = v.double().cumsum(2) / torch.arange(1, 6)[:, None]
+    torch.testing.assert_close(out.double(), means, rtol=1e-2, atol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+    torch.testing.assert_close(sagegen.sdpa(q, k, v, is_causal=True, scale=scale), out)
+
+
+@pytest.mark.parametrize("backend", [None, "reference", "sdpa"])
+@pytest.mark.parametrize("in_dims", [(None, 0, 0), (None, 0, None), (None, None, 0), (0, 0, 0)])
+@pytest.mark.parametrize("layout", ["HND", "NHD"])
+def test_vmap_over_some_of_the_inputs(in_dims, backend, layout):
+    batched = [x if at is None else torch.stack([x, -x, x + 1]) for x, at in zip(draw_qkv(), in_dims, strict=True)]
+
+    def attend(q, k, v):
+        return sagegen.attention(q, k, v, is_causal=True, layout=layout, backend=backend, return_lse=True)
+
+    found = torch.func.vmap(attend, in_dims)(*batched)
+    for i in range(3):
+        one = attend(*(x if at is None else x[i] for x, at in zip(batched, in_dims, strict=True)))
+        for ours, expected in zip(found, one, strict=True):
+            torch.testing.assert_close(ours[i], expected, rtol=1e-5, atol=1e-5)
