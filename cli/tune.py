@@ -90,6 +90,10 @@ def _choose_devices(gpu: Gpu, asked: TuneOptions) -> list[DetectedGpu]:
     devices = find_devices(gpu, asked.devices)
     if asked.verify and not devices:
         raise click.UsageError(f"--verify repeats finals on {gpu.name}, which this machine has not")
+    if asked.storage and not devices:
+        raise click.UsageError(
+            f"--storage shares what is measured on {gpu.name}, which this machine has not: leave it out to tune offline"
+        )
     if not devices:
         click.echo(f"No GPU in this machine: tuning {gpu.name} offline, which measures nothing.", err=True)
     return devices

@@ -5,66 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
+from sagegen.compilers import FLAGS, LINE_MARK, LOG_FILE, Source, compile_sources, raise_if_stopped
 from sagegen.cubin import Resources, parse_resources, read_sections
-from sagegen.errors import BuildError, StoreError, ToolchainError
-from sagegen.interrupts import deferred_interrupts
-from sagegen.store import CUBIN_FILE, SOURCE_FILE, Key, Store, make_key, mark_used, read_record
-from sagegen.toolkit import Toolkit, find_ninja, find_toolkit
+from sagegen.errors import BuildError, StoreError
+from sagegen.store import CUBIN_FILE, Key, Store, make_key, mark_used, read_record
+from sagegen.toolkit import Toolkit, find_toolkit
 
 __all__ = ["Built", "BuildFailure", "Resources", "Toolkit", "build_batch", "find_toolkit"]
 
-FLAGS = ("-cubin", "-std=c++17", "-O3", "-lineinfo", "-Xptxas=-v,--warn-on-spills")
-#: First line of what nvcc reads. Without it the line table holds the build folder's path, and no two builds are equal.
-_LINE_MARK = '#line 1 "/sagegen/{name}.cu"\n'
 #: Changes when build.json's members do, so that an entry of another layout is built anew.
 _RECORD_SCHEMA = "record 1"
-#: Variables that add options behind the key's back.
-_UNWANTED_VARIABLES = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
-
-_LOG_FILE = "nvcc.log"
-_NINJA_OUTPUT = "ninja.out"
-_KILL_AFTER_S = 5
-#: Of each process of a compiler: many times what an honest kernel takes, so that one cannot take the whole machine.
-_MOST_MEMORY_KIB = 16 << 20
 _POLL_S = 0.1
-
-
-class Source(Protocol):
-    """What is compiled: `render.Source`, or one with other kernels.
-
-    Attributes:
-        name: identity of the source.
-        text: one self-contained .cu.
-        sha256: of the text.
-        roles: its kernels; the last one is the one that counts.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def roles(self) -> tuple[str, ...]: ...
-
-    def entry(self, role: str) -> str:
-        """The extern "C" name of one of its kernels."""
-
-    def target(self, arch: str) -> str:
-        """What it is compiled for, to run on a GPU of `arch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +138,13 @@ def _build_all(sources: Sequence[Source], settings: _Settings) -> dict[str, Buil
             if batch:
                 results.update(_compile(batch, settings))
         if not held:  # others are compiling all that is left
-            _raise_if_stopped(settings.stop)
+            raise_if_stopped(settings.stop)
             time.sleep(_POLL_S)
     return results
 
 
 def _source_key(source: Source, arch: str, toolkit: Toolkit) -> Key:
-    return make_key(source.name, source.text, source.target(arch), toolkit.build, (*FLAGS, _LINE_MARK, _RECORD_SCHEMA))
+    return make_key(source.name, source.text, source.target(arch), toolkit.build, (*FLAGS, LINE_MARK, _RECORD_SCHEMA))
 
 
 def _try_lock(store: Store, key: Key, locks: ExitStack) -> bool:
@@ -221,91 +182,22 @@ def _find_built(store: Store, key: Key, source: Source) -> Built | None:
     )
 
 
-def _raise_if_stopped(stop: threading.Event | None) -> None:
-    if stop is not None and stop.is_set():
-        raise BuildError("the build was stopped")
-
-
 def _compile(batch: Sequence[tuple[Key, Source]], settings: _Settings) -> dict[str, Built | BuildFailure]:
+    sources = [source for _, source in batch]
     with settings.store.staging() as folder:
-        _write_ninja_file(folder, [source for _, source in batch], settings)
-        _run_ninja(folder, settings)
-        seconds = _read_seconds(folder)
+        seconds = compile_sources(
+            folder, sources, settings.arch, settings.toolkit,
+            jobs=settings.jobs, timeout_s=settings.timeout_s, stop=settings.stop,
+        )  # fmt: skip
         results: dict[str, Built | BuildFailure] = {}
         for index, (key, source) in enumerate(batch):
-            log = (folder / str(index) / _LOG_FILE).read_text(errors="replace")
-            output = f"{index}/{CUBIN_FILE}"
-            if output in seconds:
-                results[source.name] = _keep(key, source, folder / output, log, seconds[output], settings)
+            own = folder / str(index)
+            log = (own / LOG_FILE).read_text(errors="replace")
+            if index in seconds:
+                results[source.name] = _keep(key, source, own / CUBIN_FILE, log, seconds[index], settings)
             else:
                 results[source.name] = _failure(source, log, settings.timeout_s)
         return results
-
-
-def _write_ninja_file(folder: Path, sources: Sequence[Source], settings: _Settings) -> None:
-    # exec: the shell's process group then is timeout's, so that a killed ninja takes nvcc's own children along.
-    # stdout stays with ninja: a command that closes its pipes makes ninja wait, deaf to signals and other commands
-    limited = f"exec timeout -v -k {_KILL_AFTER_S} {settings.timeout_s:g}"
-    nvcc = shlex.quote(str(settings.toolkit.nvcc)).replace("$", "$$")
-    options = f"-arch=$arch {' '.join(FLAGS)} -o {CUBIN_FILE} {SOURCE_FILE}"
-    memory = f"ulimit -v {_MOST_MEMORY_KIB} 2> /dev/null"  # fails where the limit is lower already, and that will do
-    lines = ["rule nvcc", f"  command = cd $dir && {{ {memory}; {limited} {nvcc} {options} 2> {_LOG_FILE}; }}"]
-    for index, source in enumerate(sources):
-        edge = folder / str(index)
-        edge.mkdir()
-        (edge / SOURCE_FILE).write_text(_LINE_MARK.format(name=source.name) + source.text)
-        lines += [f"build {index}/{CUBIN_FILE}: nvcc {index}/{SOURCE_FILE}", f"  dir = {index}"]
-        lines.append(f"  arch = {source.target(settings.arch)}")
-    (folder / "build.ninja").write_text("\n".join(lines) + "\n")
-
-
-def _run_ninja(folder: Path, settings: _Settings) -> None:
-    program = find_ninja()
-    if program is None:
-        raise ToolchainError("ninja is missing", "pip install ninja")
-    temporary = folder / "tmp"
-    temporary.mkdir()
-    environ = {name: value for name, value in os.environ.items() if name not in _UNWANTED_VARIABLES}
-    environ.update(TMPDIR=str(temporary), LC_ALL="C")
-    with (folder / _NINJA_OUTPUT).open("wb") as output:
-        process: subprocess.Popen[bytes] | None = None
-        try:
-            with deferred_interrupts():
-                process = subprocess.Popen(
-                    [program, "-k", "0", "-j", str(settings.jobs)],
-                    cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a terminal's Ctrl+C is ours to answer: compilers end when we say so
-                )  # fmt: skip
-            while process.poll() is None:
-                _raise_if_stopped(settings.stop)
-                time.sleep(_POLL_S / 10)
-        finally:
-            if process is not None:
-                _end(process)
-    said = (folder / _NINJA_OUTPUT).read_text(errors="replace")
-    if "interrupted by user" in said:
-        raise BuildError("a signal ended the compilers")
-    if process.returncode != 0 and "FAILED: " not in said:
-        raise ToolchainError(f"ninja failed: {said.strip()[-500:]}", "pip install --force-reinstall ninja")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End ninja, which ends its compilers; does nothing when it has ended."""
-    process.terminate()
-    try:
-        process.wait(_KILL_AFTER_S + 1)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _read_seconds(folder: Path) -> dict[str, float]:
-    """How long every edge that succeeded took, by its output, from ninja's own log."""
-    log = folder / ".ninja_log"
-    if not log.exists():  # none succeeded
-        return {}
-    rows = (line.split("\t") for line in log.read_text().splitlines() if not line.startswith("#"))
-    return {output: (int(end) - int(start)) / 1000 for start, end, _, output, _ in rows}
 
 
 def _failure(source: Source, log: str, timeout_s: float) -> BuildFailure:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sagegen.abi import NO_LIMIT, pack_constants
+from sagegen.counts import Counts, Ragged, count
 from sagegen.errors import ArgumentError
 from sagegen.layout import (
     DELTA_KEYS,
@@ -16,12 +17,7 @@ from sagegen.layout import (
     Layout,
     ceil_div,
     make_layout,
-    quantized_rows,
     round_up,
-    row_unit,
-    slots_of,
-    spans_of_range,
-    tokens_of_split,
 )
 from sagegen.problem import Problem, Shape
 from sagegen.space import Config
@@ -56,21 +52,6 @@ class TensorStrides:
     k: Strides
     v: Strides
     out: Strides
-
-
-@dataclass(frozen=True, slots=True)
-class Ragged:
-    """Batch items whose lengths only device memory has: int32 [batch, 4], each first and one past the last of its
-    queries, and of its keys.
-
-    Attributes:
-        q_tokens, kv_tokens: that q and k have: of all items together, or of each of them.
-        is_packed: all items lie in one row of tokens; else each has memory of its own.
-    """
-
-    q_tokens: int
-    kv_tokens: int
-    is_packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +146,7 @@ def make_plan(
     assert problem.is_ragged == (ragged is not None)
     _check_lengths(shape, ragged, _MAX_TOKENS if window is None else _MAX_WINDOWED_TOKENS)
     layout = make_layout(config, problem)
-    counts = _count(config, shape, layout, whole or shape, ragged)
+    counts = count(config, shape, layout, whole or shape, ragged)
     sizes = _region_sizes(problem, config, layout, counts, want_lse)
     if config.smooths_q:
         sizes |= _smooth_q_sizes(problem, config, layout, counts)
@@ -210,71 +191,7 @@ def _check_lengths(shape: Shape, ragged: Ragged | None, most: int) -> None:
         raise ArgumentError(f"q, k: {tokens} tokens are more than {most}", "split the sequence")
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """How many of what a call has.
-
-    Attributes:
-        q_heads, kv_heads: of all batch items.
-        group: query heads that share a KV head.
-        q_tiles, k_tiles: of a head; of a ragged call of a head of all sequences together, at most.
-        all_q_tiles, all_k_tiles: of all heads.
-        q_rows: query rows of all heads that the quantizer writes.
-        splits, split_tokens: token ranges of the statistics of a KV head.
-        means: spans of a query head's rows, where Q is smoothed.
-        ranges, range_spans: of those, where Q is balanced.
-    """
-
-    q_heads: int
-    kv_heads: int
-    group: int
-    q_tiles: int
-    k_tiles: int
-    all_q_tiles: int
-    all_k_tiles: int
-    q_rows: int
-    splits: int
-    split_tokens: int
-    means: int
-    ranges: int
-    range_spans: int
-
-
-def _count(config: Config, shape: Shape, layout: Layout, whole: Shape, ragged: Ragged | None) -> _Counts:
-    q_heads, kv_heads = shape.batch * shape.heads_q, shape.batch * shape.heads_kv
-    group = shape.heads_q // shape.heads_kv
-    if ragged is None:
-        q_tiles, k_tiles = ceil_div(shape.q_len, config.block_q), ceil_div(shape.kv_len, config.block_k)
-        all_q_tiles, all_k_tiles = q_heads * q_tiles, kv_heads * k_tiles
-        q_rows = q_heads * quantized_rows(config, shape.q_len)
-    else:
-        items = 1 if ragged.is_packed else shape.batch
-        q_tiles = slots_of(items * ragged.q_tokens, shape.batch, config.block_q)
-        k_tiles = slots_of(items * ragged.kv_tokens, shape.batch, config.block_k)
-        all_q_tiles, all_k_tiles = shape.heads_q * q_tiles, shape.heads_kv * k_tiles
-        unit = row_unit(config)
-        q_rows = shape.heads_q * slots_of(items * ragged.q_tokens, shape.batch, unit) * unit
-    split_tokens = tokens_of_split(whole.batch * whole.heads_kv * config.measured_tensors, shape.kv_len)
-    means = q_tiles * layout.means_per_tile
-    range_spans = spans_of_range(means, group) if config.balances else 0
-    return _Counts(
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        group=group,
-        q_tiles=q_tiles,
-        k_tiles=k_tiles,
-        all_q_tiles=all_q_tiles,
-        all_k_tiles=all_k_tiles,
-        q_rows=q_rows if config.q_quantizer == "kernel" else 0,
-        splits=ceil_div(shape.kv_len, split_tokens),
-        split_tokens=split_tokens,
-        means=means,
-        ranges=ceil_div(means, range_spans) if config.balances else 0,
-        range_spans=range_spans,
-    )
-
-
-def _launches(config: Config, layout: Layout, counts: _Counts) -> tuple[Launch, ...]:
+def _launches(config: Config, layout: Layout, counts: Counts) -> tuple[Launch, ...]:
     """Raises ArgumentError: a grid is too large."""
     delta_blocks = ceil_div(counts.means * counts.group, DELTA_MEANS)
     delta_blocks *= ceil_div(counts.k_tiles * config.block_k, DELTA_KEYS)
@@ -297,7 +214,7 @@ def _launches(config: Config, layout: Layout, counts: _Counts) -> tuple[Launch, 
     return launches
 
 
-def _region_sizes(problem: Problem, config: Config, layout: Layout, counts: _Counts, want_lse: bool) -> dict[str, int]:
+def _region_sizes(problem: Problem, config: Config, layout: Layout, counts: Counts, want_lse: bool) -> dict[str, int]:
     """Bytes of every workspace region that all kernels have, in order."""
     rows = counts.q_rows
     channels = counts.kv_heads * problem.head_dim
@@ -315,7 +232,7 @@ def _region_sizes(problem: Problem, config: Config, layout: Layout, counts: _Cou
     }
 
 
-def _smooth_q_sizes(problem: Problem, config: Config, layout: Layout, counts: _Counts) -> dict[str, int]:
+def _smooth_q_sizes(problem: Problem, config: Config, layout: Layout, counts: Counts) -> dict[str, int]:
     """Bytes of the regions that smoothing Q adds."""
     rows = counts.kv_heads * round_up(counts.group * counts.means, MEAN_TILE)
     scales = 1 + config.folds_delta  # and the largest of each span
@@ -326,7 +243,7 @@ def _smooth_q_sizes(problem: Problem, config: Config, layout: Layout, counts: _C
     }
 
 
-def _balance_sizes(problem: Problem, counts: _Counts) -> dict[str, int]:
+def _balance_sizes(problem: Problem, counts: Counts) -> dict[str, int]:
     """Bytes of the regions that balance adds: rows of sums of squares of every channel."""
     row = problem.head_dim * 4
     return {

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from sagegen.counts import Ragged
 from sagegen.env import Env, read_env
 from sagegen.errors import RegistryError, SagegenError, UnsupportedError
-from sagegen.plan import Loaded, Ragged, make_plan
+from sagegen.plan import Loaded, make_plan
 from sagegen.registry_kernels import find_cubin
 from sagegen.runtime.answers import Answer, CastAnswer, ReferenceAnswer, Result, Runtime, ZerosAnswer
 from sagegen.runtime.arguments import Checked, check_call, check_out, needs_grad, read_strides

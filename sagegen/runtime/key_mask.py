@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sagegen.plan import Ragged
+from sagegen.counts import Ragged
 from sagegen.runtime.addresses import UNALIGNED, addresses, check_outside
 from sagegen.runtime.answers import Result
 from sagegen.runtime.arguments import ALIGNED_ELEMENTS, Checked

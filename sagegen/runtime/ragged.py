@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sagegen.plan import Ragged, make_plan
+from sagegen.counts import Ragged
+from sagegen.plan import make_plan
 from sagegen.runtime.addresses import UNALIGNED, addresses, aligned
 from sagegen.runtime.answers import KernelAnswer, Result, copy_inputs, empty_output, into
 from sagegen.runtime.arguments import Checked, is_readable, read_strides

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from sagegen import reference
+from sagegen.counts import Ragged
 from sagegen.errors import SelfTestError
-from sagegen.plan import Loaded, Ragged, Strides, TensorStrides, make_plan
+from sagegen.plan import Loaded, Strides, TensorStrides, make_plan
 from sagegen.problem import Dtype, Precision, Problem, Shape
 
 _DTYPES: dict[Dtype, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}

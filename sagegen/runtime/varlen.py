@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from sagegen.plan import Ragged
+from sagegen.counts import Ragged
 from sagegen.runtime.addresses import transformed
 from sagegen.runtime.answers import Result
 from sagegen.runtime.arguments import check_out, needs_grad

@@ -73,7 +73,7 @@ def test_f1_a_compile_bomb_is_killed_within_its_timeout_with_all_its_processes(t
 def test_f1_a_compile_bomb_that_takes_too_much_memory_is_a_compile_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sagegen.build._MOST_MEMORY_KIB", 400 << 10)
+    monkeypatch.setattr("sagegen.compilers._MOST_MEMORY_KIB", 400 << 10)
     source = plant_variant(Variant(render(PROBLEM, default_config(Target(GPU, PROBLEM)))), "bomb").source
     built = build_batch([source], GPU.arch, Store(tmp_path), find_toolkit(read_env()))[source.name]
     assert isinstance(built, BuildFailure)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sagegen.build import FLAGS, Built, parse_resources
+from sagegen.build import Built
+from sagegen.compilers import FLAGS
+from sagegen.cubin import parse_resources
 from sagegen.env import read_env
 from sagegen.gpu import find_gpu
 from sagegen.problem import TUNED_HEAD_DIMS, Problem

@@ -178,7 +178,7 @@ def test_options_from_the_environment_do_not_reach_the_compiler(
 
 
 def test_without_ninja_the_error_names_it(store: Store, nvcc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sagegen.build.find_ninja", lambda: None)
+    monkeypatch.setattr("sagegen.compilers.find_ninja", lambda: None)
     with pytest.raises(ToolchainError, match="ninja"):
         build_batch([make_source("a")], "sm_89", store, nvcc.toolkit)
 

@@ -32,6 +32,7 @@ ORDER = (
     "wgmma_rules",
     "rules",
     "abi",
+    "counts",
     "plan",
     # building it
     "render",
@@ -39,6 +40,7 @@ ORDER = (
     "cubin",
     "store",
     "toolkit",
+    "compilers",
     "build",
     # running it, and the truth it is held to
     "launch",

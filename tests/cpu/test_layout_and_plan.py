@@ -19,9 +19,10 @@ from sagegen.abi import (
     pack_constants,
     unpack_constants,
 )
+from sagegen.counts import Ragged
 from sagegen.errors import ArgumentError
 from sagegen.layout import make_layout, row_unit, slots_of
-from sagegen.plan import Plan, Ragged, Strides, TensorStrides, make_plan
+from sagegen.plan import Plan, Strides, TensorStrides, make_plan
 from sagegen.problem import Problem, Shape
 from sagegen.space import parse_config
 

@@ -11,8 +11,9 @@ import torch
 
 from drawn_checks import KERNEL_L2, KERNEL_LSE
 from exact_attention import attend, seen_keys
+from sagegen.counts import Ragged
 from sagegen.measuring.inputs import DTYPES
-from sagegen.plan import Launcher, Loaded, Plan, Ragged, Strides, TensorStrides, make_plan
+from sagegen.plan import Launcher, Loaded, Plan, Strides, TensorStrides, make_plan
 from sagegen.problem import Problem, Shape
 
 #: What outputs hold before a call: nothing that attention gives.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sagegen.build import FLAGS
+from sagegen.compilers import FLAGS
 from sagegen.gpu import find_gpu
 from sagegen.launch import Program, load_program
 from sagegen.measuring.call import call_program
