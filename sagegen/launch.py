@@ -55,30 +55,26 @@ def _check(result: tuple[Any, ...], doing: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One kernel's launch but for its parameters.
-
-    Attributes:
-        plain: arguments of cuLaunchKernel before the stream.
-        early: CUlaunchConfig by stream, made when first used; None unless the kernel may start early.
-    """
+    """One kernel's launch on a stream, but for its parameters: the driver's handle and CUlaunchConfig."""
 
     function: Any
-    plain: tuple[Any, ...]
-    early: dict[int, Any] | None
+    config: Any
 
 
-def _early_config(plain: tuple[Any, ...], stream: int) -> Any:
-    """A CUlaunchConfig whose kernel may start before its predecessor in the stream has ended."""
+def _make_config(launch: Launch, grid: int, stream: int) -> Any:
+    """A CUlaunchConfig; where `launch` says so its kernel may start before its predecessor in the stream has ended."""
     driver = _driver()
-    attribute = driver.CUlaunchAttribute()
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
     config = driver.CUlaunchConfig()
-    _, config.gridDimX, config.gridDimY, config.gridDimZ = plain[:4]
-    config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes = plain[4:]
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = launch.threads, 1, 1
+    config.sharedMemBytes = launch.smem_bytes
     config.hStream = driver.CUstream(stream)
-    config.attrs = [attribute]
-    config.numAttrs = 1
+    if launch.starts_early:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.attrs = [attribute]
+        config.numAttrs = 1
     return config
 
 
@@ -93,8 +89,7 @@ class PreparedCall:
     plan: Plan
     _buffer: Any = field(init=False)
     _address: int = field(init=False)
-    _calls: dict[Role, _Call] = field(init=False)
-    _streams: dict[int, Any] = field(init=False, default_factory=dict)
+    _calls: dict[int, dict[Role, _Call]] = field(init=False, default_factory=dict)  # by stream
     _pointer: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,13 +98,17 @@ class PreparedCall:
         self._buffer[POINTER_STRUCT.size : size] = self.plan.constants
         self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
         self._address = ctypes.addressof(self._pointer)
-        self._calls = {launch.role: self._call(launch) for launch in self.plan.launches}
 
-    def _call(self, launch: Launch) -> _Call:
-        function = self.program.functions[launch.role]
-        grid = min(launch.grid, self.program.sms) if launch.is_persistent else launch.grid
-        plain = (function, grid, 1, 1, launch.threads, 1, 1, launch.smem_bytes)
-        return _Call(function, plain, {} if launch.starts_early else None)
+    def _calls_on(self, stream: int) -> dict[Role, _Call]:
+        """The launches on `stream` in order, made when it is first used."""
+        calls = self._calls.get(stream)
+        if calls is None:
+            program = self.program
+            calls = self._calls[stream] = {}
+            for launch in self.plan.launches:
+                grid = min(launch.grid, program.sms) if launch.is_persistent else launch.grid
+                calls[launch.role] = _Call(program.functions[launch.role], _make_config(launch, grid, stream))
+        return calls
 
     def launch(
         self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int, sequences: int = 0
@@ -125,25 +124,17 @@ class PreparedCall:
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
         if sequences:
             _SEQUENCES.pack_into(self._buffer, len(self._buffer) - SEQUENCES_FROM_END, sequences)
-        for role, call in self._calls.items():
-            self._launch(role, call, stream)
+        for role, call in self._calls_on(stream).items():
+            self._launch(role, call)
 
     def launch_role(self, role: Role, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int) -> None:
         """Launch one kernel, for timing it: `attention` reads what `quantize` left in the workspace."""
         POINTER_STRUCT.pack_into(self._buffer, 0, q, k, v, out, lse, workspace)
-        self._launch(role, self._calls[role], stream)
+        self._launch(role, self._calls_on(stream)[role])
 
-    def _launch(self, role: Role, call: _Call, stream: int) -> None:
-        if call.early is None:
-            handle = self._streams.get(stream)
-            if handle is None:
-                handle = self._streams[stream] = _driver().CUstream(stream)
-            (status,) = self.program.launch_kernel(*call.plain, handle, self._address, 0)
-        else:
-            config = call.early.get(stream)
-            if config is None:
-                config = call.early[stream] = _early_config(call.plain, stream)
-            (status,) = self.program.launch_early(config, call.function, self._address, 0)
+    def _launch(self, role: Role, call: _Call) -> None:
+        # cuLaunchKernel would take longer: eleven arguments to convert where a config is made once
+        (status,) = self.program.launch_kernel(call.config, call.function, self._address, 0)
         if status:  # CUDA_SUCCESS is 0
             raise DriverError(
                 f"CUDA driver: {status.name} while launching {role} of {self.program.name}", _DRIVER_REMEDY
@@ -160,7 +151,7 @@ class Program:
         functions: CUDA function handle per role.
         registers: registers per thread of each kernel, as loaded.
         sms: streaming multiprocessors of the device.
-        launch_kernel, launch_early: the driver's launch calls, the second for launches with attributes.
+        launch_kernel: the driver's cuLaunchKernelEx.
     """
 
     name: str
@@ -170,7 +161,6 @@ class Program:
     functions: dict[Role, Any]
     registers: dict[Role, int]
     launch_kernel: Any
-    launch_early: Any
     module: Any
     sms: int
 
@@ -226,8 +216,7 @@ def load_program(cubin: bytes, source_name: str, problem: Problem, config: Confi
         device=device,
         functions=functions,
         registers=registers,
-        launch_kernel=driver.cuLaunchKernel,
-        launch_early=driver.cuLaunchKernelEx,
+        launch_kernel=driver.cuLaunchKernelEx,
         module=module,
         sms=sms,
     )

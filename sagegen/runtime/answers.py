@@ -25,6 +25,8 @@ from sagegen.runtime.splitting import SplitCall
 from sagegen.space import Config
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+#: Of the types that kernels read.
+ELEMENT_BYTES = 2
 
 
 class Streams(Protocol):
@@ -73,7 +75,7 @@ class Answer(Protocol):
 def empty_output(q: torch.Tensor) -> torch.Tensor:
     """An output for `q`: of its strides where q is dense, so a transposed view stays one; its last dim has 1."""
     out = torch.empty_like(q)
-    return out if out.stride(-1) == 1 else torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return out if out.stride()[-1] == 1 else torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 @dataclass(slots=True)
@@ -81,13 +83,14 @@ class KernelAnswer:
     """Runs a kernel, on a GPU or in the emulator. Not for concurrent use: `prepared` owns a parameter buffer.
 
     Attributes:
+        workspace_elements: scratch, in elements of the inputs' type.
         lse_shape: of the lse, or None when none is wanted.
         again: dispatches anew, for inputs whose addresses no kernel can read.
     """
 
     explanation: Explanation
     prepared: Launcher | SplitCall
-    workspace_bytes: int
+    workspace_elements: int
     lse_shape: tuple[int, ...] | None
     device: torch.device
     index: int
@@ -107,7 +110,7 @@ class KernelAnswer:
         if (q_at | k_at | v_at) & UNALIGNED:
             return self.again(aligned("q", q), aligned("k", k), aligned("v", v), out)
         target = empty_output(q) if out is None else private_if_shared(out, (q, k, v))
-        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=self.device)
+        workspace = q.new_empty(self.workspace_elements)  # torch.empty of bytes takes longer
         lse, lse_at = None, 0
         if self.lse_shape is not None:
             lse = torch.empty(self.lse_shape, dtype=torch.float32, device=self.device)

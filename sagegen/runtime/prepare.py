@@ -9,6 +9,7 @@ import torch
 
 from sagegen.plan import Loaded
 from sagegen.runtime.answers import (
+    ELEMENT_BYTES,
     Answer,
     CopyAnswer,
     CopyOutAnswer,
@@ -90,7 +91,7 @@ def _prepare_launch(
     return KernelAnswer(
         explanation=explanation,
         prepared=prepare_parts(program, parts),
-        workspace_bytes=workspace_bytes(parts),
+        workspace_elements=workspace_bytes(parts) // ELEMENT_BYTES,
         lse_shape=(shape.batch, shape.heads_q, shape.q_len) if options.return_lse else None,
         device=target.device,
         index=program.device,

@@ -10,7 +10,7 @@ import torch
 from sagegen.counts import Ragged
 from sagegen.plan import make_plan
 from sagegen.runtime.addresses import UNALIGNED, addresses, aligned
-from sagegen.runtime.answers import KernelAnswer, Result, copy_inputs, empty_output, into
+from sagegen.runtime.answers import ELEMENT_BYTES, KernelAnswer, Result, copy_inputs, empty_output, into
 from sagegen.runtime.arguments import Checked, is_readable, read_strides
 from sagegen.runtime.explanation import Explanation
 from sagegen.runtime.options import Options
@@ -99,7 +99,7 @@ def prepare_ragged(
     launch = KernelAnswer(
         explanation=explanation,
         prepared=ground.program.prepare(plan),
-        workspace_bytes=plan.workspace_bytes,
+        workspace_elements=plan.workspace_bytes // ELEMENT_BYTES,
         lse_shape=lse_shape if options.return_lse else None,
         device=target.device,
         index=ground.program.device,
