@@ -20,7 +20,7 @@ Shape = Literal["dot", "square", "diamond", "cross", "triangle", "ring"]
 _OUTLINES: Mapping[str, str] = {
     "dot": "h0",
     "square": "h0",
-    "ring": "m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0-7 0",
+    "ring": "m0-3.5a3.5 3.5 0 1 0 .1 0z",
     "diamond": "m0-6l5 6l-5 6l-5-6z",
     "triangle": "m0-4.5l4.5 8h-9z",
     "cross": "m-3-3l6 6m0-6l-6 6",

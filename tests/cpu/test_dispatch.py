@@ -1212,15 +1212,14 @@ def options_of(**options) -> list[object]:
 
 def scratch_of(monkeypatch, run) -> list[int]:
     """Bytes of the scratch that `run` allocates, in order."""
-    sizes, empty = [], torch.empty
+    sizes, new_empty = [], torch.Tensor.new_empty
 
-    def note(size, *rest, **options):
-        if options.get("dtype") == torch.uint8:
-            sizes.append(size)
-        return empty(size, *rest, **options)
+    def note(q, elements):
+        sizes.append(elements * q.element_size())
+        return new_empty(q, elements)
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", note)
+        patch.setattr(torch.Tensor, "new_empty", note)
         run()
     return sizes
 
