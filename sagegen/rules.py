@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -112,7 +113,8 @@ def _allowed_configs(
         due[max(names.index(name) for name in rule.reads or names)].append(rule)
     # judged once for the values that its rules read: what was chosen beside them may be anything
     read = [sorted({name for rule in own for name in rule.reads or names}) for own in due]
-    allowed: list[dict[tuple[Value, ...], list[Value]]] = [{} for _ in names]
+    key_of = [operator.itemgetter(*own) if own else (lambda _: None) for own in read]
+    allowed: list[dict[Any, list[Value]]] = [{} for _ in names]
     chosen: dict[str, Any] = {name: own[0] for name, own in values.items()}
     found: list[Config] = []
 
@@ -126,7 +128,7 @@ def _allowed_configs(
             return
         name = names[place]
         chosen[name] = values[name][0]  # not what an earlier branch left, so that equal keys are found again
-        key = tuple(chosen[other] for other in read[place])
+        key = key_of[place](chosen)
         if key not in allowed[place]:
             allowed[place][key] = [value for value in values[name] if judge(place, value)]
         for value in allowed[place][key]:
