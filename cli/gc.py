@@ -45,10 +45,16 @@ def command(days: float, dry_run: bool, as_json: bool) -> None:
       sagegen gc --days 7
     """
     from sagegen.env import read_env
+    from sagegen.errors import StoreError
     from sagegen.shipping.sweep import DAY_S, find_strays, remove_stray
 
+    env = read_env()
+    if env.named_cache_dir not in (None, env.cache_dir):  # another folder stands in, which nobody asked to be swept
+        raise StoreError(
+            f"{env.named_cache_dir} cannot be written, so nothing can be removed from it", "set SAGEGEN_CACHE_DIR"
+        )
     rows = []
-    for stray in find_strays(read_env(), days * DAY_S):
+    for stray in find_strays(env, days * DAY_S):
         fate = "would be removed" if dry_run else "removed" if remove_stray(stray) else "in use"
         rows.append(_Row(stray, fate))
     freed = sum(row.stray.size for row in rows if row.fate != "in use")

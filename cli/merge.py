@@ -28,6 +28,7 @@ def command(files: tuple[Path, ...], output: Path, gpu_name: str | None, as_json
       sagegen merge alice/h200.yaml bob/h200.yaml -o tuned/h200.yaml
     """
     from sagegen.errors import RegistryError
+    from sagegen.gpu import GPUS
     from sagegen.registry_save import write_entries
     from sagegen.shipping.merging import merge_sources
     from sagegen.shipping.sources import read_sources
@@ -36,14 +37,16 @@ def command(files: tuple[Path, ...], output: Path, gpu_name: str | None, as_json
         raise RegistryError(
             f"{output} is there already, and is none of the files to merge", "name it too, or another -o"
         )
-    wanted = gpu_name or output.stem
+    named = output.stem if output.stem in GPUS else None
+    wanted = gpu_name or named
     sources = []
     for file in files:
         found = read_sources(file)
-        own = [source for source in found if len(found) == 1 or source.gpu == wanted]
+        own = [source for source in found if source.gpu == wanted or (wanted is None and len(found) == 1)]
         if not own:
             has = ", ".join(source.gpu for source in found) or "none"
-            raise RegistryError(f"{file} has no registry of {wanted}; it has: {has}", "name the GPU with --gpu")
+            remedy = "name the GPU with --gpu, and with it the file of -o"
+            raise RegistryError(f"{file} has no registry of {wanted or output.stem}; it has: {has}", remedy)
         sources += own
     merged = merge_sources(sources)
     write_entries(output, merged.gpu, merged.entries, merged.cubins)

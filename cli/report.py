@@ -37,8 +37,8 @@ def command(paths: tuple[Path, ...], output: Path, probe_file: Path | None, as_j
 
     FILE is a tuning journal (.jsonl, .jsonl.gz), a registry (.yaml), or races of `sagegen bench --peers` (.json).
     Beside a journal, a registry of the same GPU adds torch SDPA's times and the registered configs; alone, it is shown
-    as it is. Races add cuDNN's FP8 attention and other peers. The page holds its styles and charts, runs no script and
-    loads nothing. What the model predicts has a ~ and is drawn hollow or hatched.
+    as it is. Races add cuDNN's FP8 attention and other peers to either. The page holds its styles and charts, runs no
+    script and loads nothing. What the model predicts has a ~ and is drawn hollow or hatched.
 
     \b
     Example:

@@ -90,7 +90,7 @@ def _choose_devices(gpu: Gpu, asked: TuneOptions) -> list[DetectedGpu]:
     devices = find_devices(gpu, asked.devices)
     if asked.verify and not devices:
         raise click.UsageError(f"--verify repeats finals on {gpu.name}, which this machine has not")
-    if asked.storage and not devices:
+    if asked.storage is not None and not devices:
         raise click.UsageError(
             f"--storage shares what is measured on {gpu.name}, which this machine has not: leave it out to tune offline"
         )
@@ -170,7 +170,7 @@ def _measure(
     from sagegen.tuning.sharing import open_storage
     from sagegen.tuning.tune import tune
 
-    storage = open_storage(asked.storage) if asked.storage else None
+    storage = open_storage(asked.storage) if asked.storage is not None else None
     path = asked.journal_path or env.cache_dir / "journals" / f"{request.gpu.name}.jsonl"
     if not asked.resume:
         set_aside(path, datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S"))

@@ -81,6 +81,8 @@ class Env:
         disabled: torch SDPA answers every call.
         pin: name of the config that every kernel is to have, as it was written; None when none was.
         registries: folders of registries that the user named, the first to be asked first; may not exist.
+        named_cache_dir: the folder that SAGEGEN_CACHE_DIR names, which `cache_dir` is not where that cannot be written;
+            None when it names none.
     """
 
     cache_dir: Path
@@ -94,13 +96,14 @@ class Env:
     disabled: bool = False
     pin: str | None = None
     registries: tuple[Path, ...] = ()
+    named_cache_dir: Path | None = None
 
 
 def read_env(environ: Mapping[str, str] = os.environ) -> Env:
     """The settings in `environ`; an empty variable counts as unset.
 
-    When neither SAGEGEN_CACHE_DIR nor the user's cache folder can be written, a folder below the system's temporary
-    folder stands in, and one warning says so.
+    Where SAGEGEN_CACHE_DIR cannot be written the user's cache folder stands in, and where that cannot be either, one
+    below the system's temporary folder; one warning says so.
 
     Raises:
         ArgumentError: a variable has a value outside its list.
@@ -108,9 +111,10 @@ def read_env(environ: Mapping[str, str] = os.environ) -> Env:
     log = environ.get("SAGEGEN_LOG", "").lower() or "warning"
     if log not in LOG_LEVELS:
         raise ArgumentError(f"SAGEGEN_LOG={log!r} is no log level", f"set it to one of {', '.join(LOG_LEVELS)}")
+    named_cache_dir = _read_path(environ.get("SAGEGEN_CACHE_DIR", ""))
     return Env(
-        cache_dir=_cache_dir(environ.get("SAGEGEN_CACHE_DIR", "")),
-        tuned_dir=_tuned_dir(environ.get("SAGEGEN_TUNED_DIR", "")),
+        cache_dir=_cache_dir(named_cache_dir),
+        tuned_dir=_tuned_dir(_read_path(environ.get("SAGEGEN_TUNED_DIR", ""))),
         strict=_read_flag("SAGEGEN_STRICT", environ.get("SAGEGEN_STRICT", "")),
         log=log,
         nvcc=environ.get("SAGEGEN_NVCC") or None,
@@ -120,6 +124,7 @@ def read_env(environ: Mapping[str, str] = os.environ) -> Env:
         disabled=_read_flag("SAGEGEN_DISABLE", environ.get("SAGEGEN_DISABLE", "")),
         pin=environ.get("SAGEGEN_PIN", "").strip() or None,
         registries=_read_paths(environ.get("SAGEGEN_REGISTRY", "")),
+        named_cache_dir=named_cache_dir,
     )
 
 
@@ -146,18 +151,22 @@ def _read_mib(name: str, text: str) -> int:
     return int(text) * _MIB
 
 
+def _read_path(text: str) -> Path | None:
+    return Path(text).expanduser() if text else None
+
+
 def _read_paths(text: str) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(part).expanduser() for part in text.split(os.pathsep) if part))
 
 
-def _tuned_dir(asked: str) -> Path:
-    return Path(asked).expanduser() if asked else platformdirs.user_data_path("sagegen") / "tuned"
+def _tuned_dir(named: Path | None) -> Path:
+    return named if named is not None else platformdirs.user_data_path("sagegen") / "tuned"
 
 
-def _cache_dir(asked: str) -> Path:
+def _cache_dir(named: Path | None) -> Path:
     wanted = [platformdirs.user_cache_path("sagegen")]
-    if asked:
-        wanted.insert(0, Path(asked).expanduser())
+    if named is not None:
+        wanted.insert(0, named)
     writable = next((path for path in wanted if is_writable(path)), None)
     if writable == wanted[0]:
         return writable

@@ -103,12 +103,14 @@ class PreparedCall:
         """The launches on `stream` in order, made when it is first used."""
         calls = self._calls.get(stream)
         if calls is None:
-            program = self.program
-            calls = self._calls[stream] = {}
-            for launch in self.plan.launches:
-                grid = min(launch.grid, program.sms) if launch.is_persistent else launch.grid
-                calls[launch.role] = _Call(program.functions[launch.role], _make_config(launch, grid, stream))
+            calls = {launch.role: self._make_call(launch, stream) for launch in self.plan.launches}
+            self._calls[stream] = calls  # once complete: a signal may come in between
         return calls
+
+    def _make_call(self, launch: Launch, stream: int) -> _Call:
+        program = self.program
+        grid = min(launch.grid, program.sms) if launch.is_persistent else launch.grid
+        return _Call(program.functions[launch.role], _make_config(launch, grid, stream))
 
     def launch(
         self, q: int, k: int, v: int, out: int, lse: int, workspace: int, stream: int, sequences: int = 0

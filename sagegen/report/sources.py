@@ -102,7 +102,8 @@ def read_inputs(paths: Sequence[Path]) -> Inputs:
             )
     if not records and not any(entries.values()):
         why = f": {'; '.join(left_out)}" if left_out else ""
-        raise ArgumentError(f"there is nothing to report in {', '.join(map(str, paths))}{why}", "tune first")
+        remedy = "name a journal or a registry beside the races" if races else "tune first"
+        raise ArgumentError(f"there is nothing to report in {', '.join(map(str, paths))}{why}", remedy)
     return Inputs(tuple(sources), _of_one_protocol(records, left_out), entries, tuple(races), dict(left_out))
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from sagegen.report.cases import Case, Tuned
 from sagegen.report.figure import Figure
+from sagegen.tuning.distances import Role
+
+_WORDS: Mapping[Role, str] = {
+    "winner": "winner",
+    "runner-up": "runner-up",
+    "default": "default config",
+    "worst": "slowest valid",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +57,18 @@ def make_rows(case: Case) -> list[Row]:
 
 def _journal_rows(case: Case) -> Iterator[Row]:
     seen = set()
+    wins = {standing.distances[0].config: standing for standing in reversed(case.standings)}
     for standing in case.standings:
         for distance in standing.distances:
             if distance.config in seen:
                 continue
             seen.add(distance.config)
-            tier = f", {standing.tier}" if standing.tier and distance.role in ("winner", "runner-up") else ""
-            kind = {"winner": "win", "default": "default"}.get(distance.role, "also")
+            # who is second of all may be the first of the fine ones
+            role = "winner" if distance.config in wins else distance.role
+            tier = wins.get(distance.config, standing).tier if role != "default" else None
             yield Row(
-                {"worst": "slowest valid", "default": "default config"}.get(distance.role, distance.role) + tier,
-                kind,
+                _WORDS[role] + (f", {tier}" if tier else ""),
+                {"winner": "win", "default": "default"}.get(role, "also"),
                 distance.config,
                 Figure(distance.kernel_us, "measured"),
                 case.call_of(distance),

@@ -234,6 +234,15 @@ def test_registries_of_two_gpus_do_not_merge(run, tmp_path) -> None:
     assert "has no registry of h200; it has: l20, l40" in run("merge", tmp_path, "-o", tmp_path / "h200.yaml", code=2)
 
 
+def test_a_registry_of_one_gpu_is_not_written_as_anothers(run, tmp_path) -> None:
+    one = save(tmp_path / "l20.yaml", make_entry())
+    for arguments in (("-o", tmp_path / "out" / "l40.yaml"), ("-o", tmp_path / "out" / "new.yaml", "--gpu", "l40")):
+        assert "has no registry of l40; it has: l20" in run("merge", one, *arguments, code=2)
+    assert not (tmp_path / "out").exists()
+    run("merge", one, "-o", tmp_path / "out" / "new.yaml")
+    assert len(read_entries(tmp_path / "out" / "new.yaml", "l20")) == 1
+
+
 # --- predictions that stay
 
 

@@ -493,6 +493,9 @@ def test_files_that_are_neither_and_empty_journals_are_misuse(tmp_path: Path) ->
     result = report(write_journal(tmp_path / "empty.jsonl", []))
     assert result.exit_code == 2
     assert "nothing to report" in result.stderr
+    result = report(RUNS / "2026-12-01b-h200-race.json", "-o", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "name a journal or a registry beside the races" in result.stderr
     (tmp_path / "l20.yaml").write_text("schema: 1\ngpu: l20\n")
     assert "l20.yaml:3: the file is cut short" in report(tmp_path / "l20.yaml").stderr
 

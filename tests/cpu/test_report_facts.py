@@ -29,6 +29,7 @@ from sagegen.report.search_charts import draw_parameters, draw_progress, improve
 from sagegen.report.standings import make_rows
 from sagegen.report.tables import attempts_table
 from sagegen.space import MmaConfig, parse_config
+from sagegen.tuning.distances import CaseDistances, Distance
 from sagegen.tuning.journal import Record
 
 PROBLEM = Problem(128, "bf16", False)
@@ -109,6 +110,28 @@ def test_a_measured_registry_has_the_models_guess_beside_its_own_times():
 
 
 # ---- axes
+
+
+def test_the_second_of_all_that_is_the_first_of_the_fine_ones_is_a_winner() -> None:
+    def distance(role, config, us):
+        return Distance(role, config, us, 1.0, us / 10.0, None, "final")
+
+    default, worst = WGMMA.name, "worst"
+    coarse = (distance("winner", "a", 10.0), distance("runner-up", "b", 11.0), distance("default", default, 20.0))
+    fine = (distance("winner", "b", 11.0), distance("runner-up", "c", 12.0), distance("default", default, 20.0))
+    standings = tuple(
+        CaseDistances("h200", PROBLEM.name, TOKENS, tier, (*own, distance("worst", name, 30.0)))
+        for tier, own, name in (("coarse", coarse, worst), ("fine", fine, "worst of the fine"))
+    )
+    rows = make_rows(replace(case(), standings=standings))
+    assert {(row.who, row.kind, row.config) for row in rows} == {
+        ("winner, coarse", "win", "a"),
+        ("winner, fine", "win", "b"),
+        ("runner-up, fine", "also", "c"),
+        ("default config", "default", default),
+        ("slowest valid, coarse", "also", worst),
+        ("slowest valid, fine", "also", "worst of the fine"),
+    }
 
 
 def test_a_linear_axis_ends_at_round_values():

@@ -132,6 +132,7 @@ def test_a_storage_that_fails_is_warned_of_once_and_the_run_goes_on(
     [
         ("nosuch://host/db", "storage nosuch://host/db cannot be opened"),
         ("postgresql+pg8000://me:secret@host/db", "postgresql+pg8000://me@host/db needs a database driver"),
+        ("", "storage  cannot be opened"),
         ("/proc/nothing/study.log", "storage /proc/nothing/study.log cannot be opened"),
     ],
 )

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,17 @@ def test_a_malformed_registry_stops_it(env: Env, store: Store, run: Callable[...
     (env.tuned_dir / "h200.yaml").write_text("schema: 1\n")
     assert "h200.yaml:2: the file is cut short" in run("gc", code=2)
     assert folder.exists()
+
+
+def test_what_stands_in_for_a_named_folder_is_not_swept(
+    env: Env, run: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    theirs = publish(open_store(replace(env, cache_dir=tmp_path / "home" / "sagegen")), "old", 99)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SAGEGEN_CACHE_DIR", str(tmp_path / "file" / "cache"))  # no folder can be made there
+    assert "file/cache cannot be written, so nothing can be removed from it" in run("gc", "--days", "1", code=2)
+    assert theirs.exists()
 
 
 @pytest.fixture
