@@ -38,6 +38,8 @@ def command(files: tuple[Path, ...], output: Path, gpu_name: str | None, as_json
             f"{output} is there already, and is none of the files to merge", "name it too, or another -o"
         )
     named = output.stem if output.stem in GPUS else None
+    if gpu_name and named and gpu_name != named:
+        raise RegistryError(f"-o {output} names {named}, --gpu {gpu_name}", f"write it to a file {gpu_name}.yaml")
     wanted = gpu_name or named
     sources = []
     for file in files:

@@ -200,6 +200,7 @@ class Session:
     def __init__(self, library: Library, handle: int) -> None:
         self._library = library
         self._handle = handle
+        self._runner: threading.Thread | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -207,7 +208,9 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._library._close(self._handle)
+        with deferred_interrupts():
+            self._end_run()
+            self._library._close(self._handle)
 
     def run(self, run: KernelRun) -> Report | None:
         """Run one launch to its end, or until Ctrl+C; what went wrong, or None."""
@@ -241,15 +244,21 @@ class Session:
             finally:
                 ended.set()
 
-        with deferred_interrupts():
-            threading.Thread(target=work, name="emulator_run").start()
+        self._runner = threading.Thread(target=work, name="emulator_run")
         try:
+            with deferred_interrupts():
+                self._runner.start()
             ended.wait()
         except BaseException:
-            self._library._stop(self._handle)
-            with deferred_interrupts():  # it must not outlive the memory that it works on
-                ended.wait()
+            self._end_run()
             raise
+
+    def _end_run(self) -> None:
+        """Stop the launch that still runs, if one does: it must not outlive the memory that it works on."""
+        with deferred_interrupts():
+            if self._runner is not None and self._runner.is_alive():
+                self._library._stop(self._handle)
+                self._runner.join()
 
     def writer_of(self, address: int) -> Report | None:
         """Who wrote the word at `address` of an output or scratch last: block, thread and site; None: nobody did."""

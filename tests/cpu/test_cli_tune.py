@@ -218,6 +218,13 @@ def test_more_gpus_than_there_are_to_measure_are_misuse(
     assert remedy in result.stderr
 
 
+def test_a_storage_without_a_name_is_misuse_where_the_gpu_is(stage: Stage) -> None:
+    stage.present = [PRESENT["l20"]]
+    result = stage.invoke("--storage", "")
+    assert (result.exit_code, stage.requests) == (2, [])
+    assert "storage  cannot be opened" in result.stderr
+
+
 @pytest.mark.parametrize("masks", [("--causal", "--full"), ("--both", "--causal"), ("--full", "--both")])
 @pytest.mark.parametrize("command", ["tune", "bench"])
 def test_masks_that_exclude_each_other_are_misuse(stage: Stage, command: str, masks: tuple[str, str]) -> None:

@@ -479,7 +479,9 @@ def test_the_scratch_of_a_masked_call_is_that_of_its_ragged_plan(dispatcher, mac
     values = [getattr(Options(), name) for name in Options.__slots__]
     call(dispatcher, q, attn_mask=mask)
     ((launched, _),) = machine.launches
-    assert dispatcher.workspace_bytes(q, q, q, mask, *values) == launched.plan.workspace_bytes
+    told = dispatcher.workspace_bytes(q, q, q, mask, *values)
+    assert told == launched.plan.workspace_bytes
+    assert scratch_of(monkeypatch, lambda: call(dispatcher, q, attn_mask=mask)) == [told]
 
 
 def test_a_call_on_another_device_restores_the_current_one(dispatcher, machine, env):
@@ -1071,6 +1073,25 @@ def test_what_is_passed_over_is_explained_at_the_first_call(dispatcher, machine,
     call(dispatcher, tensor(1, 2, 5, 64))
     (other, *_) = [text for text in dispatcher.last.passed_over if "computes wrongly" in text]
     assert other.startswith(f"d64_fp16_full_int8_{COARSE}: ")
+
+
+def test_an_entry_is_not_passed_over_for_good_by_a_call_that_a_signal_ended(dispatcher, machine, env, monkeypatch):
+    two_entries(env)
+    machine.wrong_names = (COARSE,)
+    choices, choose = iter((dispatch.choose,)), dispatch.choose
+
+    def choose_once(*arguments, **options):
+        for choice in choices:
+            return choice(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dispatch, "choose", choose_once)
+    with pytest.raises(KeyboardInterrupt):
+        call(dispatcher, tensor(1, 2, 5, 64))
+    monkeypatch.setattr(dispatch, "choose", choose)
+    call(dispatcher, tensor(1, 2, 5, 64))
+    assert any("computes wrongly" in text for text in dispatcher.last.passed_over)
+    assert [launched.program.cubin for launched, _ in machine.launches] == [b"cubin"]
 
 
 def test_torch_answers_where_no_entrys_kernel_can_be_had(dispatcher, machine, env):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +18,7 @@ from sagegen.abi import FIELDS, POINTERS, pack_constants, unpack_constants
 from sagegen.emulator import compiler as compiler_module
 from sagegen.emulator import places
 from sagegen.emulator.compiler import HostCompiler, build_library, find_compiler, open_libraries
-from sagegen.emulator.library import Report, Site
+from sagegen.emulator.library import KernelRun, Report, Session, Site
 from sagegen.emulator.places import KernelText, Place, find_places
 from sagegen.emulator.program import call_buffers
 from sagegen.emulator.report import make_error, sum_banks
@@ -389,3 +392,37 @@ def test_buffers_are_the_calls_tensors() -> None:
     assert (buffers["workspace"].sizes, buffers["workspace"].item_bytes) == ((plan.workspace_bytes,), 1)
     without = call_buffers(PROBLEM, CONFIG, plan, (16, 32, 48, 64, 0, 96))
     assert [b.name for b in without] == ["q", "k", "v", "out", "workspace"]
+
+
+# --- interrupts
+
+
+def test_a_session_whose_launch_an_interrupt_ended_closes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal comes while the launch's thread starts."""
+    events: list[str] = []
+    stopped = threading.Event()
+
+    def run(*_: object) -> int:
+        assert stopped.wait(20)
+        events.append("ended")
+        return 0
+
+    def stop(handle: int) -> None:
+        events.append("stop")
+        stopped.set()
+
+    def start(thread: threading.Thread) -> None:
+        begin(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    begin = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    library = SimpleNamespace(_run=run, _stop=stop, _close=lambda handle: events.append("close"))
+    launch = KernelRun("kernel", 0, 1, 32, 0, b"", 89, 1, count_banks=False)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Session(library, 1) as session:  # type: ignore[arg-type]
+            session.run(launch)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert events == ["stop", "ended", "close"]

@@ -238,6 +238,9 @@ def test_a_registry_of_one_gpu_is_not_written_as_anothers(run, tmp_path) -> None
     one = save(tmp_path / "l20.yaml", make_entry())
     for arguments in (("-o", tmp_path / "out" / "l40.yaml"), ("-o", tmp_path / "out" / "new.yaml", "--gpu", "l40")):
         assert "has no registry of l40; it has: l20" in run("merge", one, *arguments, code=2)
+    output = run("merge", one, "-o", tmp_path / "out" / "l40.yaml", "--gpu", "l20", code=2)
+    assert "l40.yaml names l40, --gpu l20" in output
+    assert "write it to a file l20.yaml" in output
     assert not (tmp_path / "out").exists()
     run("merge", one, "-o", tmp_path / "out" / "new.yaml")
     assert len(read_entries(tmp_path / "out" / "new.yaml", "l20")) == 1
