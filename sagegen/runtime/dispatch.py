@@ -288,11 +288,7 @@ class Dispatcher:
         digest = explanation.found.entry.cubin_sha256 if explanation.found else None
         if digest is not None and digest not in self._refused:
             self._refused.add(digest)
-            try:
-                later = again()
-            except BaseException:  # nothing stands in for it yet
-                self._refused.discard(digest)
-                raise
+            later = again()
             # a pinned config is built where its entries' cubins are no good
             if later.answer in KERNEL_ANSWERS and (later.found is not None or self.env.pin is not None):
                 warn_once(f"{explanation.kernel} is passed over: {error}")

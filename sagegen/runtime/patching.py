@@ -148,11 +148,12 @@ def _hooked(model: torch.nn.Module, block: _Block) -> Iterator[None]:
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
         _leave(block)
 
-    handles = []
-    try:  # from the first hook on: a signal may come between them
-        handles.append(model.register_forward_pre_hook(before))
-        handles.append(model.register_forward_hook(after, always_call=True))  # after an exception in the forward too
-        _note_hooked(block.number, f"{id(model)} {block.options}")
+    handles = [
+        model.register_forward_pre_hook(before),
+        model.register_forward_hook(after, always_call=True),  # after an exception in the forward too
+    ]
+    _note_hooked(block.number, f"{id(model)} {block.options}")
+    try:
         yield
     finally:
         _note_hooked(block.number, None)
@@ -163,7 +164,7 @@ def _hooked(model: torch.nn.Module, block: _Block) -> Iterator[None]:
 def _note_hooked(number: int, what: str | None) -> None:
     with _LOCK:
         if what is None:
-            _HOOKED.blocks.pop(number, None)
+            del _HOOKED.blocks[number]
         else:
             _HOOKED.blocks[number] = what
         _HOOKED.text = "; ".join(_HOOKED.blocks.values())

@@ -1075,25 +1075,6 @@ def test_what_is_passed_over_is_explained_at_the_first_call(dispatcher, machine,
     assert other.startswith(f"d64_fp16_full_int8_{COARSE}: ")
 
 
-def test_an_entry_is_not_passed_over_for_good_by_a_call_that_a_signal_ended(dispatcher, machine, env, monkeypatch):
-    two_entries(env)
-    machine.wrong_names = (COARSE,)
-    choices, choose = iter((dispatch.choose,)), dispatch.choose
-
-    def choose_once(*arguments, **options):
-        for choice in choices:
-            return choice(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(dispatch, "choose", choose_once)
-    with pytest.raises(KeyboardInterrupt):
-        call(dispatcher, tensor(1, 2, 5, 64))
-    monkeypatch.setattr(dispatch, "choose", choose)
-    call(dispatcher, tensor(1, 2, 5, 64))
-    assert any("computes wrongly" in text for text in dispatcher.last.passed_over)
-    assert [launched.program.cubin for launched, _ in machine.launches] == [b"cubin"]
-
-
 def test_torch_answers_where_no_entrys_kernel_can_be_had(dispatcher, machine, env):
     two_entries(env)
     machine.wrong = True

@@ -14,7 +14,7 @@ from torch._dynamo.testing import CompileCounter
 import sagegen
 from sagegen.env import Env
 from sagegen.errors import ArgumentError, UnsupportedError
-from sagegen.runtime import fallback, library, op, patching
+from sagegen.runtime import fallback, library, op
 from sagegen.runtime import sdpa as sdpa_module
 from sagegen.runtime.dispatch import Dispatcher
 from sagegen.runtime.machine import CudaRuntime
@@ -506,23 +506,3 @@ def test_compiled_calls_that_need_a_gradient_have_one():
         compiled(x).square().sum().backward()
     TORCH(y, y, y).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
-
-
-@pytest.mark.parametrize("at", ["second hook", "note"])
-def test_a_signal_while_hooks_are_set_leaves_none_on_the_model(monkeypatch, seen, at):
-    model, note = Attention(), patching._note_hooked
-
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        if at == "second hook":
-            patch.setattr(torch.nn.Module, "register_forward_hook", interrupted)
-        else:
-            patch.setattr(patching, "_note_hooked", lambda n, what: interrupted() if what else note(n, what))
-        with pytest.raises(KeyboardInterrupt), sagegen.patched(model):
-            pass
-    assert not model._forward_pre_hooks
-    assert not model._forward_hooks
-    model(Q)
-    assert seen == []
