@@ -57,7 +57,7 @@ def make_rows(case: Case) -> list[Row]:
 
 def _journal_rows(case: Case) -> Iterator[Row]:
     seen = set()
-    wins = {standing.distances[0].config: standing for standing in reversed(case.standings)}
+    wins = {standing.distances[0].config: standing for standing in case.standings}
     for standing in case.standings:
         for distance in standing.distances:
             if distance.config in seen:
